@@ -183,16 +183,20 @@ def gradient_elements_of(owned: Owned) -> int:
 
 def partitions(model: Model, ranks: int) -> list[Owned]:
     """Return every rank's parts of the flat buffers (stage_1_and_2.py, get_partition_info)."""
-    idle = unreached(model)
-    parts = [(group.alike, _partitions_of(group, idle)) for group in groups_of(model, ranks)]
-    return [tuple(of_group[rank // alike] for alike, of_group in parts) for rank in range(ranks)]
+    key = "partitions", ranks
+    if key not in model.profiles:
+        idle = unreached(model)
+        parts = [(group.alike, _partitions_of(group, idle)) for group in groups_of(model, ranks)]
+        model.profiles[key] = [tuple(of_group[rank // alike] for alike, of_group in parts) for rank in range(ranks)]
+    return model.profiles[key]
 
 
 def _partitions_of(group: Group, idle: frozenset[int]) -> list[Partition]:
     size, starts = group.partition, group.starts
     count = len(group.places)
     out: list[Partition] = []
-    for start in range(0, group.ranks * size, size):
+    while len(out) < group.ranks:
+        start = len(out) * size
         first = max(bisect_right(starts, start) - 1, 0)
         end = min(bisect_left(starts, start + size), count)
         slices = [min(starts[i + 1], start + size) - max(starts[i], start) for i in range(first, end)]
@@ -204,7 +208,9 @@ def _partitions_of(group: Group, idle: frozenset[int]) -> list[Partition]:
         whole, padding = starts[end] - starts[first], size - sum(slices)
         zeros = sum(starts[i + 1] - starts[i] for i in range(first, end) if group.places[i] in idle) if idle else 0
         places = group.first + first, group.first + end
-        out.append(Partition(*places, whole, largest, last, len(slices), padding, size, zeros))
+        part = Partition(*places, whole, largest, last, len(slices), padding, size, zeros)
+        alike = (starts[first + 1] - start) // size if first < count else group.ranks - len(out)
+        out += [part] * max(1, alike)  # the following ranks whose parts lie within the same parameter, or behind all
     return out
 
 
@@ -245,10 +251,13 @@ class Flat(NamedTuple):
         slices = self._slices(parameters)
         for ranks in dict.fromkeys(ranks for ranks, _ in slices):
             out.append(AllReduce(ranks, []))
+            total = 0
             for n in (n for of, n in slices if of == ranks):
-                if sum(out[-1].slices) > most:
+                if total > most:
                     out.append(AllReduce(ranks, []))
+                    total = 0
                 out[-1].slices.append(n)
+                total += n
         return out
 
     def _slices(self, parameters: Iterable[int]) -> list[tuple[int, int]]:
@@ -258,9 +267,10 @@ class Flat(NamedTuple):
         for i in parameters:
             group = self.groups[bisect_right(self.groups, i, key=lambda group: group.first) - 1]
             start, end = group.starts[i - group.first], group.starts[i - group.first + 1]
+            partition = group.partition
             while start < end:
-                rank = start // group.partition
-                stop = min(end, (rank + 1) * group.partition)
+                rank = start // partition
+                stop = min(end, (rank + 1) * partition)
                 if (group.ranks, rank) == last:
                     slices[-1] = group.ranks, slices[-1][1] + stop - start
                 else:
