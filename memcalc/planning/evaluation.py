@@ -10,6 +10,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.report import Report
 from memcalc.inputs.gpu import load_gpu
+from memcalc.planning.after_passes import least_after_passes
 from memcalc.planning.bounds import Bound, Floors
 from memcalc.planning.probes import NO_PROBE, Probe, probe, probe_key
 from memcalc.setup.setup import resolve
@@ -27,7 +28,7 @@ _ALIKE: Final = ("--tp ", "--cp ", "--ep ", "--zero ", "--engine ")
 """The options whose refusals depend on no micro-batch, shard group or number of chunks."""
 
 
-FLOOR, PROBED, EXACT, JUDGED = range(4)
+FLOOR, PROBED, SENT, EXACT, JUDGED = range(5)
 """How much is known of a layout."""
 
 
@@ -78,7 +79,9 @@ class Evaluator:
         """Return what is to be known next of a layout."""
         if known == FLOOR:
             return self.probed(layout)
-        return self.exact(layout) if known == PROBED else self.judged(layout)
+        if known == PROBED:
+            return self.sent(layout)
+        return self.exact(layout) if known == SENT else self.judged(layout)
 
     @without_collections()
     def probed(self, layout: Layout) -> Bound:
@@ -90,6 +93,12 @@ class Evaluator:
             except InputError:
                 self._probes[key] = NO_PROBE
         return self._floors_of(layout).probed(layout, self._probes[key])
+
+    def sent(self, layout: Layout) -> Bound:
+        """Return the bound from a run without a pipeline, with what follows the forwards and backwards."""
+        bound = self.probed(layout)
+        setup = resolve(self.base._replace(**layout._asdict()), self.model)
+        return bound._replace(seconds=bound.seconds + least_after_passes(self.model, setup, self.gpu(layout)))
 
     def setup_options(self, layout: Layout) -> dict[str, Any]:
         """Return the options of a layout as `memcalc.estimate` takes them."""

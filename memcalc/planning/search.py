@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.device.shown import device_items
 from memcalc.inputs.gpu import load_gpu
 from memcalc.planning.bounds import Bound
-from memcalc.planning.evaluation import EXACT, FLOOR, JUDGED, PROBED, Exact, Judged
+from memcalc.planning.evaluation import EXACT, FLOOR, JUDGED, Exact, Judged
 
 if TYPE_CHECKING:
     from memcalc.planning.layouts import Layout
@@ -169,9 +169,8 @@ class Search:
 
     def _looked(self, one: Candidate, result: Bound | Exact | Judged) -> None:
         if isinstance(result, Bound):
-            self._push(
-                one.order, one.layout, PROBED, Bound(max(one.seconds, result.seconds), result.nbytes, result.row)
-            )
+            bound = result._replace(seconds=max(one.seconds, result.seconds))
+            self._push(one.order, one.layout, one.known + 1, bound)
         elif isinstance(result, Exact):
             self._measured(one, result)
         elif result.fits:

@@ -18,6 +18,7 @@ from memcalc.timing.kernels import ITEMSIZES, Rates, Unknown
 if TYPE_CHECKING:
     from memcalc.core.rows import Item
     from memcalc.estimation.report import Report
+    from memcalc.setup.setup import Setup
 
 
 class Passes(NamedTuple):
@@ -45,19 +46,23 @@ _MICRO: Final = 1e-6
 
 def optimizer(report: Report, rates: Rates) -> list[Timed] | Unknown:
     """Return the time of the optimizer's step and of what the engine does around it; Unknown if it is not known."""
-    setup, bandwidth = report.setup, rates.bytes_per_second
+    return updates(report.setup, _updated(report), len(report.model.weight_classes), rates)
+
+
+def updates(setup: Setup, elements: int, classes: int, rates: Rates) -> list[Timed] | Unknown:
+    """Return the time of an update of so many parameters, which are `classes` tensors; Unknown if it is not known."""
+    bandwidth = rates.bytes_per_second
     passes = _PASSES.get(setup.optimizer)
     if passes is None:
         return Unknown(f"the time of {setup.optimizer}'s step is not modelled")
     if bandwidth is None:
         return Unknown(f"{rates.gpu.name} has no known bandwidth")
-    elements = _updated(report)
     fused = setup.optimizer_implementation == "fused"
     tensors = passes.fused if fused else passes.op_by_op
     itemsize = 4 if setup.precision.endswith(("-mixed", "-autocast")) else ITEMSIZES[setup.precision]
     nbytes = elements * (tensors * itemsize + passes.in_8_bits)
     kernels = 1 if fused else passes.ops
-    kernels *= len(report.model.weight_classes) if setup.optimizer_implementation == "for-loop" else 1
+    kernels *= classes if setup.optimizer_implementation == "for-loop" else 1
     made = [_moved(f"{setup.optimizer}, {setup.optimizer_implementation}", nbytes, kernels, bandwidth, rates)]
     if setup.has_master_weights and setup.engine != "fsdp2":
         made.append(_moved("16-bit weights from the fp32 copy", elements * (4 + 2), 1, bandwidth, rates))

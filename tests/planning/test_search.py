@@ -81,7 +81,7 @@ def test_no_bound_is_above_the_exact_number(config: dict[str, Any], question: di
         exact = evaluator.exact(layout)
         if exact.why_not:
             continue
-        for bound in (evaluator.floor(layout), evaluator.probed(layout)):
+        for bound in (evaluator.floor(layout), evaluator.probed(layout), evaluator.sent(layout)):
             assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
             assert not exact.fits or bound.seconds <= exact.seconds, layout
 

@@ -48,7 +48,7 @@ def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[
     """Return what one rank of this stage sends in a step."""
     within = [c for chunk, made in zip(stage.chunks, profiles, strict=True) for c in _within_layers(setup, chunk, made)]
     out = [*_joined(within), *_pipeline(setup, stage)]
-    out += [*_data_parallel(setup, stage), *_replicated(setup, stage), *_balance(setup, stage), *_norms(setup, stage)]
+    out += [*data_parallel(setup, stage), *_replicated(setup, stage), *_balance(setup, stage), *_norms(setup, stage)]
     return out
 
 
@@ -129,7 +129,7 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
     return out + ([one("gradient to the stage before", "backward", backwards)] if backwards else [])
 
 
-def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
+def data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
     """Return the collectives over data-parallel ranks. All are exposed: overlap_grad_reduce and overlap_param_gather
     are off by default (megatron/training/arguments.py)."""
     out: list[Collective] = []

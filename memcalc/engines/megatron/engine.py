@@ -72,6 +72,16 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     return [Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)]
 
 
+def smallest_stage(model: Model, setup: Setup) -> Stage:
+    """Return the pipeline rank with the fewest layers; of several, one without the embedding and the head."""
+    a = architecture(model)
+    chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
+    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
+    sizes = [(sum(s.layers for s in own), any(s.first or s.last for s in own)) for own in spans]
+    rank = sizes.index(min(sizes))
+    return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span)) for span in spans[rank]))
+
+
 def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
     """Return the chunk of this layout, which many setups have in common."""
     key = "chunk", a, layout
