@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 from memcalc.units import GIB, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.planning.result import Plan, Plans
+    from collections.abc import Sequence
+
+    from memcalc.planning.result import Plan, Plans, Point
 
 _ROWS: Final = 10
 _SLOWEST: Final = 2.0
@@ -33,7 +35,7 @@ def picture(plans: Plans, width: int) -> list[str]:
     grid = [[" "] * columns for _ in range(_ROWS)]
     for point in shown:
         row, column = place(point.seconds, point.nbytes)
-        grid[row][column] = "·"
+        grid[row][column] = "+" if _is_front(point, shown) else "·"
     front = set(plans.pareto)
     for i, one in reversed([*enumerate(plans.plans)]):
         row, column = place(one.seconds, one.device)
@@ -49,8 +51,15 @@ def picture(plans: Plans, width: int) -> list[str]:
         " " * 13 + "└" + "─" * columns,
         " " * 14 + axis,
         f"by rank, the plans than which no other is both faster and smaller: {listed}",
-        "o: the other plans · : other layouts that were evaluated, by their peaks",
+        "o: the other plans; by their peaks, other layouts that were run: + if none is faster and smaller, else ·",
     ]
+
+
+def _is_front(point: Point, others: Sequence[Point]) -> bool:
+    """Return True if no other point is better in one way and as good in the other."""
+    return not any(
+        other != point and other.seconds <= point.seconds and other.nbytes <= point.nbytes for other in others
+    )
 
 
 def _mark(one: Plan) -> str:

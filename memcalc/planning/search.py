@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from memcalc.planning.workers import Workers
 
 _PATIENCE: Final = 3.0
+_RUNS_OF_FRONT: Final = 24
+"""The layouts whose own run is made for the front of time against memory."""
+_LOOKS_OF_FRONT: Final = 300
+_SMALLER: Final = 0.97
+"""The share of the least memory so far below which a layout is the front's next step."""
 ALLOCATOR: Final = "what the allocator reserves"
 
 
@@ -110,6 +115,7 @@ class Search:
             while self._queue and len(self.found) < self.top:
                 self._look()
             self.complete = True
+            self._walk_the_front()
         except KeyboardInterrupt:
             self._judge_the_rest()
 
@@ -192,6 +198,33 @@ class Search:
             key = self.target.key(one.layout.gpu, one.layout.gpus, result.seconds)
             new = one._replace(key=key, known=EXACT, seconds=result.seconds, nbytes=result.nbytes)
             heapq.heappush(self._queue, new)
+
+    def _walk_the_front(self) -> None:
+        """Run layouts of the answer's engines that are slower and may need less memory, the best first, up to a number of them.
+
+        A layout is not run if its least bytes are not below those of a better one. Ctrl-C ends this without a loss.
+        """
+        aside: list[Candidate] = []
+        runs = looks = 0
+        engines = {one.layout.engine for one in self.found}
+        least = min((nbytes for _, _, nbytes in self.fitting), default=0)
+        try:
+            while self._queue and runs < _RUNS_OF_FRONT and looks < _LOOKS_OF_FRONT:
+                one = heapq.heappop(self._queue)
+                aside.append(one)
+                is_known = one.known >= EXACT or one.layout.engine not in engines
+                if is_known or one.nbytes + outside_of(one.layout) >= _SMALLER * least:
+                    continue
+                (result,) = self._workers.look([(one.known, one.layout)])
+                aside.pop()
+                looks += 1
+                runs += isinstance(result, Exact)
+                self._looked(one, result)
+                least = min((nbytes for _, _, nbytes in self.fitting), default=0)
+        except KeyboardInterrupt:
+            pass
+        for one in aside:
+            heapq.heappush(self._queue, one)
 
     def _judge_the_rest(self) -> None:
         """Answer with the best of those that are known exactly. Verdicts are made for some seconds, and until one fits."""
