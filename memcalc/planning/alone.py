@@ -41,31 +41,24 @@ UNKNOWN: Final = Alone(0.0, 0.0, Least(0.0, 0.0, 1))
 def alone_of(model: Model, base: Options, gpu: GPU, engine: str, recompute: str, legacy: bool) -> Alone:
     """Return the least of a sequence with the kernels of an engine. `legacy`: DeepSpeed's GPTModel, which begins at tp 2."""
     tp, zero = (2 if legacy else 1), {"fsdp2": 2}.get(engine, 0)
-    gpus = 1 if engine == "none" else 2 * tp
+    options = single(base)._replace(
+        engine=engine, gpu=gpu.name, gpus=1 if engine == "none" else 2 * tp, tp=tp, zero=zero, recompute=recompute
+    )
     try:
-        one, two = (
-            Report(
-                model,
-                resolve(
-                    single(base)._replace(
-                        engine=engine,
-                        gpu=gpu.name,
-                        gpus=gpus,
-                        tp=tp,
-                        zero=zero,
-                        recompute=recompute,
-                        micro_batch_size=b,
-                    ),
-                    model,
-                ),
-            )
-            for b in (1, 2)
-        )
-        seconds = [_seconds(report, gpu) for report in (one, two)]
+        reports = [Report(model, resolve(options._replace(micro_batch_size=b), model)) for b in _BATCHES]
+        one, two, four = (_seconds(report, gpu) for report in reports)
     except InputError:
         return UNKNOWN
-    all_kernels, attention = (max(0.0, two - one) * _EXACT for one, two in zip(*seconds, strict=True))
-    return Alone(all_kernels, attention, saved_of(one))
+    return Alone(_least(one[0], two[0], four[0]), _least(one[1], two[1], four[1]), saved_of(reports[0]))
+
+
+_BATCHES: Final = (1, 2, 4)
+
+
+def _least(one: float, two: float, four: float) -> float:
+    """Return the seconds that a sequence takes at least, from those of micro-batches of one, two and four. With one sequence
+    some kernels are not there: what they would lay out anew is in order."""
+    return max(0.0, min(one, (four - two) / 2)) * _EXACT
 
 
 def saved_of(report: Report) -> Least:

@@ -51,7 +51,7 @@ def picture(plans: Plans, width: int) -> list[str]:
         " " * 13 + "└" + "─" * columns,
         " " * 14 + axis,
         f"by rank, the plans than which no other is both faster and smaller: {listed}",
-        "o: the other plans; by their peaks, other layouts that were run: + if none is faster and smaller, else ·",
+        "o: the other plans · by peaks: + on the front, · other layouts that were run",
     ]
 
 

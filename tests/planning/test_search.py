@@ -30,13 +30,13 @@ QUESTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 GPU = "rtx4090"
 
 
-def every_layout(config: dict[str, Any], question: dict[str, Any]) -> tuple[Evaluator, list[Any], dict[str, Any]]:
+def every_layout(config: Any, question: dict[str, Any], gpu: str = GPU) -> tuple[Evaluator, list[Any], dict[str, Any]]:
     """All layouts of a question, invalid ones too, and what evaluates them."""
     most, fixed = limits_of({name: value for name, value in question.items() if name != "gpus"})
     model = memcalc.load_model(config)
     base = base_of(fixed, model)
     space = Space(fixed, most, model.layers, model.program.routed[1], base.global_batch_size or 1, 8)
-    return Evaluator(model, base, fixed), list(space.layouts(GPU, question["gpus"])), fixed
+    return Evaluator(model, base, fixed), list(space.layouts(gpu, question["gpus"])), fixed
 
 
 @pytest.mark.parametrize(("config", "question"), QUESTIONS)
@@ -81,6 +81,17 @@ def test_no_bound_is_above_the_exact_number(config: dict[str, Any], question: di
         exact = evaluator.exact(layout)
         if exact.why_not:
             continue
+        for bound in (evaluator.floor(layout), evaluator.probed(layout), evaluator.sent(layout)):
+            assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
+            assert not exact.fits or bound.seconds <= exact.seconds, layout
+
+
+def test_no_bound_of_a_real_model_is_above_the_exact_number() -> None:
+    question = {"gpus": 8, "engine": "megatron", "global_batch_size": 64, "seq_len": 2048}
+    evaluator, layouts, _ = every_layout("llama-7b", question, "a100-80gb")
+    valid = [layout for layout in layouts if not evaluator.refusal(layout)]
+    for layout in valid[::20]:
+        exact = evaluator.exact(layout)
         for bound in (evaluator.floor(layout), evaluator.probed(layout), evaluator.sent(layout)):
             assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
             assert not exact.fits or bound.seconds <= exact.seconds, layout
