@@ -108,10 +108,8 @@ class Node:
         outs = list(self.backward(self, grads))
         if (len(memory.work), len(memory.sent)) == before:
             self._stream(grads, place)
-        if self.memory.only is not None:
-            outs = [out if self.needs(i) else None for i, out in enumerate(outs)]
         for i in range(len(outs)):  # enumerate would hold a gradient for longer
-            out = outs[i]
+            out = outs[i] = outs[i] if self.needs(i) else None
             if out is not None:
                 shape, dtype = self.metadata[i]
                 if not same_sizes(out.shape, shape):
@@ -166,9 +164,11 @@ def _name_of(backward: Backward) -> str:
 
 
 def _gathered(memory: Memory, saved: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the gathered blocks behind views of weights. A weight itself, which has a name, is no view: what it refers
+    to changes when the engine frees it."""
     visitor = memory.visitor
     assert visitor is not None
-    views = [tensor for tensor in saved if not isinstance(tensor.node, Leaf)]
+    views = [tensor for tensor in saved if not (isinstance(tensor.node, Leaf) or (tensor.node is None and tensor.name))]
     return [block for view in views if (block := visitor.gathered(view)) is not None]
 
 

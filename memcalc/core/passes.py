@@ -27,7 +27,7 @@ def passes(
     """
     memory, hooks = run.memory, run.hooks
     with Autocast(memory, autocast):
-        left_behind = program.left_behind(run)
+        left_behind = [*program.left_behind(run), *program.leaves_left_behind(run)]
     memory.streamed.clear()
     memory.work.clear()  # these belong to the step before
     ends: list[int] = []

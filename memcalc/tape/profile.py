@@ -75,6 +75,8 @@ class Choices(NamedTuple):
     micro_batches: int = 1
     """The micro-batches of a step in one run. More than one are run if later ones find something that the first has
     left."""
+    input_require_grads: bool = False
+    """True if the output of the embeddings wants a gradient."""
 
 
 class Moment(NamedTuple):
@@ -150,6 +152,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     whole = program.whole(size.seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole, choices.accumulating)
     run.policy, run.buffer_dtype, run.recompute_layers = choices.policy, choices.buffer_dtype, choices.recompute_layers
+    run.input_require_grads = choices.input_require_grads
     if program.source:
         forward_end = program.traced_step(run)
         return Trace(
@@ -168,7 +171,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     run.tensor_parallel = program.tensor_parallel
     run.external = program.external
     for weight in program.weights():
-        run.add_weight(weight)
+        run.add_weight(weight, wants_gradient=program.wants_gradient(weight))
     if choices.hooks is not None:
         run.hooks = choices.hooks.start(run)
     for buffer in after_forward(program.buffers(), program.length(size.seq)):
@@ -321,6 +324,8 @@ def _stays(run: Trace) -> set[int]:
     """
     out = _alive(run, len(run.log))
     if run.forward_ends:
+        begun = [place for place, phase, _ in run.segments if not phase]  # micro-batches after the first
+        out = out.union(*(_alive(run, place) for place in begun))
         out |= {~run.log[place] for place in run.renamed if run.log[place + 1] in out}
     return out
 

@@ -268,6 +268,8 @@ class _Lines:
         own = [i for i, segment in enumerate(self.segments) if segment.phase == phase]
         early, late = ([i for i in own if self.segments[i].period == period] for period in (LATE - 1, LATE))
         both = [*early, *late] if phase == "forward" else [*late, *early]
+        if not both:
+            raise NotPeriodic("the middle periods have no part in it")  # backward ends before it comes to them
         if both != list(range(both[0], both[-1] + 1)) or both[-1] + 1 not in own:
             raise NotPeriodic("something runs between the middle periods")
         following = self.segments[both[-1] + 1].stretches[0].at

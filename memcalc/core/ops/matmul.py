@@ -72,8 +72,7 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Te
     inputs = (a, b) if bias is None else (a, b, bias)
     node = None
     if recording(*inputs):
-        saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
-        node = Node(a.memory, _mm_backward, inputs, saved, (name, b.shape, b.strides))
+        node = Node(a.memory, _mm_backward, inputs, _wanted_by_each_other(a, b), (name, b.shape, b.strides))
     if bias is None:
         (out,) = selected(a.memory, PRODUCT, lambda: (_multiplied(a, b, name),))
     else:
@@ -114,8 +113,7 @@ def bmm(a: Tensor, b: Tensor, name: str) -> Tensor:
     """Compute (batch, m, k) @ (batch, k, n)."""
     node = None
     if recording(a, b):
-        saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
-        node = Node(a.memory, _bmm_backward, (a, b), saved, name)
+        node = Node(a.memory, _bmm_backward, (a, b), _wanted_by_each_other(a, b), name)
     out = _multiplied(a, b, name)
     out.node = node
     return out
@@ -134,18 +132,29 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 @autocast("baddbmm")
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
     """Compute `bias + alpha * (a @ b)`, where the bias wants no gradient and alpha is not 1."""
-    node = Node(a.memory, _baddbmm_backward, (a, b), (a, b), name) if recording(a, b) else None
+    node = None
+    if recording(a, b):
+        node = Node(a.memory, _baddbmm_backward, (a, b), _wanted_by_each_other(a, b), (name, a.shape, b.shape))
     out = _multiplied(a, b, name)
     out.node = node
     return out
 
 
-def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    grads_of_factors: list[Tensor] = []
-    saved = node.unpack()
-    works_backward(node, node.context, (*saved[0].shape, saved[1].shape[2]), grads[0].dtype)
-    for factor in saved:
-        product = new_tensor(factor.memory, factor.shape, factor.dtype, "baddbmm gradient")
+def _wanted_by_each_other(a: Tensor, b: Tensor) -> list[Tensor]:
+    """Return the factors whose counterpart wants a gradient."""
+    return [t for t, other in ((a, b), (b, a)) if other.node is not None]
+
+
+def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grads_of_factors: list[Tensor | None] = []
+    _saved = node.unpack()
+    name, *factors = node.context
+    works_backward(node, name, (*factors[0], factors[1][2]), grads[0].dtype)
+    for i, shape in enumerate(factors):
+        if not node.needs(i):
+            grads_of_factors.append(None)
+            continue
+        product = new_tensor(node.memory, shape, grads[0].dtype, "baddbmm gradient")
         grads_of_factors.append(like(product, "baddbmm gradient"))  # times alpha
         del product
     return grads_of_factors
@@ -153,18 +162,25 @@ def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("baddbmm")
 def biased_baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """Compute `bias + (a @ b)`, where all three want gradients. It saves both factors."""
-    node = Node(a.memory, _biased_baddbmm_backward, (bias, a, b), (a, b), name) if recording(bias, a, b) else None
+    """Compute `bias + (a @ b)`. It saves each factor whose counterpart wants a gradient."""
+    node = None
+    if recording(bias, a, b):
+        context = name, a.shape, b.shape
+        node = Node(a.memory, _biased_baddbmm_backward, (bias, a, b), _wanted_by_each_other(a, b), context)
     out = _multiplied(a, b, name)
     out.node = node
     return out
 
 
-def _biased_baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def _biased_baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     grad = grads[0]
-    a, b = node.unpack()
-    works_backward(node, node.context, (*a.shape, b.shape[2]), grad.dtype, first=1)
-    gradients = [new_tensor(t.memory, t.shape, t.dtype, "baddbmm gradient") for t in (a, b)]
+    _saved = node.unpack()
+    name, *factors = node.context
+    works_backward(node, name, (*factors[0], factors[1][2]), grad.dtype, first=1)
+    gradients = [
+        new_tensor(node.memory, shape, grad.dtype, "baddbmm gradient") if node.needs(i) else None
+        for i, shape in enumerate(factors, start=1)
+    ]
     return [grad, *gradients]
 
 

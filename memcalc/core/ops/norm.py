@@ -48,6 +48,9 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, ru
     return out
 
 
-def _batch_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def _batch_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     x, weight, *_ = node.unpack()
-    return [new_tensor(t.memory, t.shape, t.dtype, "batch norm gradient") for t in (x, weight, weight)]
+    return [
+        new_tensor(t.memory, t.shape, t.dtype, "batch norm gradient") if node.needs(i) else None
+        for i, t in enumerate((x, weight, weight))
+    ]

@@ -19,7 +19,7 @@ from memcalc.core.ops.work import works, works_backward
 from memcalc.core.tensor import Strides, Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from memcalc.core.dims import Dim
+    from memcalc.core.dims import Dim, Shape
     from memcalc.core.dtypes import DType
 
 
@@ -266,15 +266,18 @@ def _sum_middle_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | None = None) -> Tensor:
-    """Multiply each row of a (rows, k) by its expert's matrix of b (experts, k, n). It saves both factors and the
-    offsets.
+    """Multiply each row of a (rows, k) by its expert's matrix of b (experts, k, n). It saves each factor
+    whose counterpart wants a gradient, and the offsets.
 
     As for `mm`, the second factor's gradient is computed first. `rows` is the number of rows that belong to an expert,
     if a has room for more.
     """
     node, rows = None, rows or a.shape[0]
     if recording(a, b):
-        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets), (name, rows))
+        saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
+        node = Node(
+            a.memory, _grouped_mm_backward, (a, b), (*saved, offsets), (name, rows, a.shape, b.shape, b.strides)
+        )
     works(a.memory, name, (rows, *b.shape[1:]), a.dtype, kind="grouped matmul", groups=b.shape[0].size)
     out = new_tensor(a.memory, (a.shape[0], b.shape[2]), a.dtype, name)
     out.node = node
@@ -282,20 +285,21 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | Non
 
 
 def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    a, b, _offsets = node.unpack()
-    name, rows = node.context
-    works_backward(node, name, (rows, *b.shape[1:]), a.dtype, "grouped matmul", groups=b.shape[0].size)
+    _saved = node.unpack()
+    name, rows, a, b, strides = node.context
+    dtype = grads[0].dtype
+    works_backward(node, name, (rows, *b[1:]), dtype, "grouped matmul", groups=b[0].size)
     grad_a = grad_b = None
     if node.needs(1):
-        grad_b = _laid_out_as(b.strides, b, f"{name} weight gradient")
+        grad_b = _laid_out_as(strides, b, grads[0], f"{name} weight gradient")
     if node.needs(0):
-        grad_a = new_tensor(node.memory, a.shape, a.dtype, f"{name} input gradient")
+        grad_a = new_tensor(node.memory, a, dtype, f"{name} input gradient")
     return [grad_a, grad_b]
 
 
-def _laid_out_as(strides: Strides, b: Tensor, name: str) -> Tensor:
-    """Allocate the gradient of b (experts, k, n): each matrix is column-major if b's matrices are."""
-    experts, k, n = b.shape
+def _laid_out_as(strides: Strides, b: Shape, grad: Tensor, name: str) -> Tensor:
+    """Allocate the gradient of a factor (experts, k, n): each matrix is column-major if the factor's matrices are."""
+    experts, k, n = b
     if strides[1] == 1:
-        return transpose(new_tensor(b.memory, (experts, n, k), b.dtype, name), 1, 2)
-    return new_tensor(b.memory, (experts, k, n), b.dtype, name)
+        return transpose(new_tensor(grad.memory, (experts, n, k), grad.dtype, name), 1, 2)
+    return new_tensor(grad.memory, (experts, k, n), grad.dtype, name)
