@@ -137,7 +137,7 @@ def _times(times: int, formula: str) -> str:
 def _trained(model: Model, weight: Weight) -> int:
     """Return the elements that DDP has a place for. It leaves out weights that want no gradient
     (_build_params_for_reducer)."""
-    return 0 if weight.name in model.program.frozen else elements_of(weight)
+    return elements_of(weight) if model.program.wants_gradient(weight) else 0
 
 
 def textbook(model: Model, setup: Setup) -> list[Collective]:

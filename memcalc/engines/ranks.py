@@ -140,6 +140,11 @@ def _sent(setup: Setup, engine: Engine, model: Model, made: Profile) -> list[Col
         from memcalc.engines.deepspeed.collectives import of_run
 
         own = of_run(model, setup, made.run.sent)
+    elif setup.engine == "fsdp2" and model.tuning is not None:
+        from memcalc.engines.fsdp2.backward_units import units_of_backward
+        from memcalc.engines.fsdp2.engine import collectives_of
+
+        own = collectives_of(model, setup, units_of_backward(made.run))
     else:
         own = engine.collectives(model, setup)
     if not setup.splits_layers:
@@ -289,7 +294,7 @@ def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
         setup.sync_each_micro_batch, setup.padded, setup.kernels, setup.attention,
         setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
         setup.max_reuse_distance, setup.prefetch_bucket_size, setup.clip_grad_norm,
-        isinstance(model, Model) and (bool(model.program.idle), model.program.outgrown(setup.seq_len or 0)),
+        isinstance(model, Model) and (sum(model.program.idle.values()), model.program.outgrown(setup.seq_len or 0)),
     )  # fmt: skip
     if key not in model.profiles:
         if isinstance(model, Model):
@@ -338,6 +343,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     choices = Choices(
         setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
         holdings.hooks, policy, holdings.buffer_dtype, setup.recompute_layers, holdings.micro_batches,
+        setup.input_require_grads,
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None

@@ -189,7 +189,8 @@ class Bart(EncoderDecoder):
 
     def embed_tokens(self, m: Module, ids: Tensor) -> Tensor:
         """Return the output of BartScaledWordEmbedding."""
-        return scale(self.table(Module(m.run, ""), f"{m.path}.embed_tokens").embedding(ids), "mul")
+        table = self.table(Module(m.run, ""), f"{m.path}.embed_tokens")
+        return table.scaled_embedding(ids, lambda looked_up: scale(looked_up, "mul"))
 
     def encoder_positions(self, m: Module) -> Tensor:
         run = m.run

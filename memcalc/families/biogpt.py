@@ -116,7 +116,7 @@ class BioGpt(Program):
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
-        inputs_embeds = scale((m / "embed_tokens").embedding(ids), "mul")
+        inputs_embeds = (m / "embed_tokens").scaled_embedding(ids, lambda looked_up: scale(looked_up, "mul"))
         _attention_mask = new_tensor(run.memory, ids.shape, fp32, "positions that count")
         mask = causal_mask(run)
         positions = position_ids(run)

@@ -51,7 +51,10 @@ class Gemma(Llama):
         yield from super().buffers()
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
-        return super().embed(m, ids) * cast(m.run.buffers[f"{m.path}.embed_tokens.embed_scale"], m.run.dtype)
+        run, scale = m.run, m.run.buffers[f"{m.path}.embed_tokens.embed_scale"]
+        if run.tensor_parallel is not None:
+            return super().embed(m, ids) * cast(scale, run.dtype)
+        return (m / "embed_tokens").scaled_embedding(ids, lambda looked_up: looked_up * cast(scale, run.dtype))
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return gemma_rms_norm(m, hidden_states)

@@ -59,6 +59,8 @@ class GPT2(Program):
     """The program of GPT2LMHeadModel."""
 
     Config: type[FamilyConfig] = GPT2Config
+    blocks_take_positions = True
+    """True if a block is called with the numbers of the positions, which a checkpoint keeps with its arguments."""
     embedding = "transformer.wte"
 
     def __init__(self, config: Any) -> None:
@@ -114,15 +116,16 @@ class GPT2(Program):
         hidden_states = inputs_embeds + position_embeds
         mask = causal_mask(run)
         hidden_states = dropout(hidden_states, self.config.embd_pdrop)
+        held = positions if self.blocks_take_positions else None
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
-            hidden_states = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask, held)
         run.memory.enter(run.memory.phase, None)
         hidden_states = (m / "ln_f").layer_norm(hidden_states)
         return view(hidden_states, *hidden_states.shape)
 
     @module
-    def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+    def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
         residual = hidden_states
         hidden_states = (m / "ln_1").layer_norm(hidden_states)
         attn_output, _weights = self.attention(m / "attn", hidden_states, mask)

@@ -60,6 +60,7 @@ class GPTBigCode(GPT2):
     """The program of GPTBigCodeForCausalLM."""
 
     Config = GPTBigCodeConfig
+    blocks_take_positions = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

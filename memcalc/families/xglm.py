@@ -88,7 +88,7 @@ class XGLM(BioGpt):
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
-        inputs_embeds = scale((m / "embed_tokens").embedding(ids), "mul")
+        inputs_embeds = (m / "embed_tokens").scaled_embedding(ids, lambda looked_up: scale(looked_up, "mul"))
         mask = causal_mask(run)
         run.memory.scope = m.path
         _position_ids = new_tensor(run.memory, (run.seq,), int64, "position ids")

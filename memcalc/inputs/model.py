@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,8 @@ class Model:
     """A model to size, made by `load_model`. It never changes, except that it keeps the profiles of its runs."""
 
     __slots__ = (
-        "_copies", "_num_parameters", "fields", "model_type", "name", "notes", "profiles", "program", "weight_classes",
+        "_copies", "_num_parameters", "_trainable", "_trained", "fields", "model_type", "name", "notes", "profiles",
+        "program", "tuning", "weight_classes", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +52,8 @@ class Model:
         self.model_type = model_type
         self.program = program
         self._copies: dict[tuple[str, Any], int] = {}
+        self._trainable: Counter[tuple[str, Any]] = Counter()
+        self._trained: Counter[tuple[str, Any]] = Counter()
         classes: list[Weight] = []
         for weight in program.weights():
             key = weight.name, weight.shape
@@ -57,9 +61,15 @@ class Model:
                 self._copies[key] = 0
                 classes.append(weight)
             self._copies[key] += 1
+            self._trainable[key] += program.wants_gradient(weight)
+            self._trained[key] += program.gets_gradient(weight)
         self.weight_classes = tuple(classes)
         """Weights of one name and shape; the first layer's stands for all."""
         self.profiles: dict[Any, Any] = {}
+        self.tuning: Any = None
+        """The choice of what trains (`memcalc.tuning`) that the model was made for; None: all of it trains."""
+        self.whole: Model = self
+        """The model that trains as a whole."""
         self._num_parameters = sum(numel(w.shape)[0] * self.copies(w) for w in self.weight_classes)
 
     @property
@@ -109,11 +119,13 @@ class Model:
 
     def trainable(self, weight: Weight) -> int:
         """Return the number of a weight class's tensors that want a gradient."""
-        return 0 if weight.name in self.program.frozen else self.copies(weight)
+        return self._trainable[weight.name, weight.shape]
 
     def trained(self, weight: Weight) -> int:
         """Return the number of a weight class's tensors that get a gradient."""
-        return self.copies(weight) - self.program.idle.get((weight.name, weight.shape), 0)
+        if self.program.source:  # known once the real module has run
+            return self.copies(weight) - self.program.idle.get((weight.name, weight.shape), 0)
+        return self._trained[weight.name, weight.shape]
 
     def weights(self) -> list[tuple[str, tuple[int, ...], str | None]]:
         """Return (name as in the checkpoint, shape, dtype or None) of every parameter, in transformers' order."""

@@ -53,8 +53,8 @@ def shares_of(*stacks: Iterable[Weight], sent: Callable[[Weight], int] = element
                 whole += sent(weight)
             else:
                 layers.setdefault((weight.name.split("*")[0], weight.layer), []).append(weight)
-        alike = Counter(map(_key, layers.values()))
-        first = {_key(layer): layer for layer in layers.values()}
+        keys = [_key(layer, sent) for layer in layers.values()]
+        alike, first = Counter(keys), dict(zip(keys, layers.values(), strict=True))
         for key, n in alike.items():
             elements = sum(map(sent, first[key]))
             whole += n * elements
@@ -62,8 +62,8 @@ def shares_of(*stacks: Iterable[Weight], sent: Callable[[Weight], int] = element
     return Shares(tuple(LayerKind(n, *kind) for kind, n in counts.items() if kind[0]), whole)
 
 
-def _key(layer: Sequence[Weight]) -> Hashable:
-    return tuple((weight.name, *(dim.size for dim in weight.shape)) for weight in layer)
+def _key(layer: Sequence[Weight], sent: Callable[[Weight], int]) -> Hashable:
+    return tuple((weight.name, sent(weight), *(dim.size for dim in weight.shape)) for weight in layer)
 
 
 def in_named_dims(weights: Sequence[Weight], sent: Callable[[Weight], int] = elements_of) -> str:

@@ -129,8 +129,7 @@ def weights_in_turn(model: Model, setup: Setup) -> Iterator[tuple[Weight, int]]:
     if setup.optimizer_implementation != "for-loop" or len(of_layers) < 2:
         yield from ((w, copies) for w in model.weight_classes if (copies := model.trained(w)))
         return
-    untrained = model.program.untrained
-    yield from ((w, 1) for w in model.program.weights() if w.name not in untrained)
+    yield from ((w, 1) for w in model.program.weights() if model.program.gets_gradient(w))
 
 
 def weight_rows(

@@ -20,6 +20,7 @@ from memcalc.engines.deepspeed.zero_layout import (
     STAGE_12,
     buckets_before_exceeding,
     flat,
+    frozen,
     groups_of,
     persistent,
     ready_order,
@@ -205,10 +206,13 @@ def _of_stage_3(model: Model, setup: Setup, own: AmongRanks, kind: Kind) -> Shar
     are those that no module uses."""
     gathers, program = kind == "all_gather", model.program
     least = thresholds_of(setup).persistence if gathers else 0
-    without = set(program.untrained).difference(program.frozen) if gathers else program.untrained
+
+    def is_sent(weight: Weight) -> bool:
+        """A frozen weight is gathered, though it has no gradient."""
+        return program.gets_gradient(weight) or (gathers and not program.wants_gradient(weight))
 
     def sent(weight: Weight) -> int:
-        elements = 0 if weight.name in without else elements_of(weight)
+        elements = elements_of(weight) if is_sent(weight) else 0
         return -(-elements // own.ranks) * own.ranks if elements > least else 0
 
     return own.shares(model, sent)
@@ -234,7 +238,8 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     kept = _retained([n for n in sizes if n > thresholds.persistence], thresholds.max_reuse)
     again = large[: len(large) - kept]
     flushes = len(buckets_before_exceeding([sizes[i] for i in ready_order(model)], bucket))
-    calls: list[tuple[int, int]] = [(len(large), sum(large)), (len(again), sum(again)), (flushes, sum(padded))]
+    reduced = sum(n for i, n in enumerate(padded) if i not in frozen(model))
+    calls: list[tuple[int, int]] = [(len(large), sum(large)), (len(again), sum(again)), (flushes, reduced)]
     return [
         Collective("dp", kind, name, phase, dtype.name, dp, m * count, m * total * e,
                    f"{m}·{total}·{e} B", shares=shares_of(model.program.weights()), source=STAGE_3, overlap=phase)
@@ -295,19 +300,23 @@ def _retained(sizes: list[int], distance: int) -> int:
 
 def textbook(model: Model, setup: Setup) -> list[Collective]:
     """Return the collectives of Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3,
-    each counted once. Experts of expert parallelism are counted among the ranks that have the same ones."""
+    each counted once. Experts of expert parallelism are counted among the ranks that have the same ones. Frozen
+    parameters are gathered in stage 3, and nothing else."""
     dtype, m = setup.compute_dtype, setup.micro_batches
+    sizes = sizes_of(model)
+    idle = sum(sizes[i] for i in frozen(model)) if setup.zero == 3 else 0
 
     def one(kind: Kind, name: str, phase: Literal["forward", "backward", "step"], times: int) -> list[Collective]:
+        more = idle if name == "parameters" else 0
         return [
             Collective(
                 "dp", kind, f"{name}{own.of}", phase, dtype.name, own.ranks, times, times * payload,
                 f"{times}·{own.name}·{dtype.itemsize} B = {times * payload} B",
                 source="arXiv 1910.02054, section 7",
             )
-            for own in kinds_of(model, setup.averaging)
+            for own, frozen_too in zip(kinds_of(model, setup.averaging), (more, 0), strict=False)
             if own.ranks > 1
-            for payload in (sum(own.sizes) * dtype.itemsize,)
+            for payload in ((sum(own.sizes) + frozen_too) * dtype.itemsize,)
         ]  # fmt: skip
 
     if setup.zero == 0:

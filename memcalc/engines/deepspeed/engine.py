@@ -48,6 +48,7 @@ from memcalc.engines.deepspeed.zero_layout import (
     can_have_most,
     flat,
     flat_elements,
+    frozen,
     gradient_elements_of,
     groups_of,
     inside_of,
@@ -99,9 +100,9 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     gradients = (*autograds, *_zeros_0(model, dtype))
     always = weight_rows(model, dtype, "parameters", "always")
     parameters = [
-        Parameter(w.name, w.shape, model.copies(w), w.layer is not None and len(w.shape) == 2)
+        Parameter(w.name, w.shape, copies, w.layer is not None and len(w.shape) == 2)
         for w in model.weight_classes
-        if w.name not in model.program.frozen
+        if (copies := model.trainable(w))
     ]
     step = list(gradients)
     if setup.has_master_weights:
@@ -222,7 +223,7 @@ def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:
 
 def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
     """Return what a traced model holds. Gradients are not seen singly: the last reduction counts, and any before."""
-    dtype, ranks, total, size = setup.compute_dtype, setup.shards, model.num_parameters, setup.reduce_bucket_size
+    dtype, ranks, total, size = setup.compute_dtype, setup.shards, model.trainable_parameters, setup.reduce_bucket_size
     assert size is not None
     owned = owned_gradients(setup, straddling_elements(model, ranks), own_elements(model, ranks))
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
@@ -329,7 +330,8 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     sent, leaves = sent_dtype(setup), leaf_modules(model)
     shares_show = experts or sent is not dtype or setup.recompute == "op"
     alike = ranks if shares_show else alike_ranks(sizes_of(model), ranks)
-    over = ZeRO3(alike, dtype, thresholds, size, sent, experts, groups[-1].ranks if experts else 1)
+    expert_ranks = groups[-1].ranks if experts else 1
+    over = ZeRO3(alike, dtype, thresholds, size, sent, experts, expert_ranks, frozen(model))
     order = order_of(model, setup, _around(model, setup), untraced=Untraced(over))
     return held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)), over=over, order=order)
 
@@ -343,10 +345,11 @@ def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradie
         else shard(w.shape, over(setup), ranks)
         for w in model.weight_classes
     }
+    copies = model.copies if component == "parameters" else model.trainable
     return [
-        Row(component, w.name, shape, setup.compute_dtype, model.copies(w), basis="modelled", source=STAGE_3)
+        Row(component, w.name, shape, setup.compute_dtype, copies(w), basis="modelled", source=STAGE_3)
         for w, shape in shapes.items()
-        if component == "parameters" or w.name not in model.program.frozen
+        if copies(w)
     ]
 
 
@@ -382,7 +385,7 @@ def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
     live = min(large, most_live + largest)
     name, life = "gathered parameters (max_live and the last one)", "forward and backward"
     gathered = [block("buffers", name, "gathered", live, dtype, life, COORDINATOR)] if setup.shards > 1 and live else []
-    flushed = min(model.num_parameters, size)
+    flushed = min(model.trainable_parameters, size)
     copy = block("buffers", "copy of the bucket that is reduced", "bucket", flushed, dtype, "a flush", STAGE_3)
     return held._replace(
         forward=(*held.forward, *gathered),

@@ -46,8 +46,9 @@ class Coordinator:
         launch: Callable[[Gathered], Any],
         arrive: Callable[[Any], None],
         free: Callable[[int], None],
+        frozen: frozenset[int] = frozenset(),
     ) -> None:
-        self.sizes, self.order, self.thresholds = sizes, order, thresholds
+        self.sizes, self.order, self.thresholds, self.frozen = sizes, order, thresholds, frozen
         self.launch, self.arrive, self.free = launch, arrive, free
         self.persistent = {i for i, n in enumerate(sizes) if n <= thresholds.persistence}
         self.available = set(self.persistent)
@@ -58,11 +59,17 @@ class Coordinator:
         self.queue = deque((i, at) for at, begun in enumerate(order) for i in sorted(begun.parameters))
         self.fetched_for: dict[int, int] = {}
         self.backward: dict[Any, frozenset[int]] = {}
+        self.recomputed: dict[Any, frozenset[int]] = {}
+        """The frozen parameters that a recomputation has used, by the module whose backward it is a part of. They go
+        with that module's backward (ds_recompute_parameters)."""
 
-    def fetch(self, module: Any, parameters: frozenset[int], forward: bool) -> None:
+    def fetch(self, module: Any, parameters: frozenset[int], forward: bool, *, recomputing: bool = False) -> None:
         """Begin a module: gather its parameters, wait for them, prefetch (fetch_sub_module)."""
         if not forward:
             self.backward[module] = parameters
+        elif recomputing and self.backward and self.frozen & parameters:
+            owner = next(reversed(self.backward))
+            self.recomputed[owner] = self.recomputed.get(owner, frozenset()) | (self.frozen & parameters)
         self._gather(parameters, forward)
         for i in parameters:
             self.active[i].add(module)
@@ -116,6 +123,8 @@ class Coordinator:
             going = {i for i in going if not uses.is_soon(i, self.step, self.thresholds.max_reuse)}
         if not forward:
             self.backward.pop(module, None)
+            again = self.recomputed.pop(module, frozenset())
+            going, parameters = going | (again - self.persistent), parameters | again
         self._leave(module, parameters, going)
 
     @cached_property
@@ -130,6 +139,7 @@ class Coordinator:
         """Free what no hook has released when backward is over (release_backward_leftovers)."""
         while self.backward:
             module, parameters = self.backward.popitem()
+            parameters |= self.recomputed.pop(module, frozenset())
             self._leave(module, parameters, parameters - self.persistent)
 
     def _leave(self, module: Any, parameters: frozenset[int], going: set[int] | frozenset[int]) -> None:

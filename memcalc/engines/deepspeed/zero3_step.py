@@ -57,6 +57,8 @@ class ZeRO3(NamedTuple):
     experts: frozenset[int] = frozenset()
     """The parameters that are sharded over the ranks with the same experts, by their place in definition order."""
     expert_ranks: int = 1
+    frozen: frozenset[int] = frozenset()
+    """The parameters that want no gradient, by their place in definition order."""
 
     def play(self, noted: Noted, out: Out) -> None:
         """Gather and reduce. The order of modules is known from a previous step."""
@@ -119,7 +121,9 @@ class Step:
         self.sent = 0
         """The number of collectives that the run itself has sent."""
         self.sizes = noted.elements
-        self.coordinator = Coordinator(self.sizes, order, how.thresholds, self._launch, self._arrive, self._free)
+        self.coordinator = Coordinator(
+            self.sizes, order, how.thresholds, self._launch, self._arrive, self._free, how.frozen
+        )
         self.bucket: list[tuple[int, object]] = []
         self.in_bucket = 0
         self.more_in_forward: dict[int, Counter[str]] = {}
@@ -134,7 +138,9 @@ class Step:
 
     def begins(self, event: Begins) -> None:
         self.now, self.sent = event, event.sent
-        self.coordinator.fetch(event.visited.where, event.visited.parameters, event.forward)
+        recomputing = event.forward and event.phase == "backward"
+        visited = event.visited
+        self.coordinator.fetch(visited.where, visited.parameters, event.forward, recomputing=recomputing)
 
     def ends(self, event: Ends) -> None:
         self.now, self.sent = event, event.sent

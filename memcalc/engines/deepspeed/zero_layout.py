@@ -12,7 +12,7 @@ from memcalc.engines.deepspeed.zero3_coordinator import Thresholds
 from memcalc.tape.profile import gradient_order
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
@@ -36,19 +36,24 @@ def sizes_of(model: Model) -> list[int]:
     return model.profiles["sizes"]
 
 
-def _places_of(model: Model, names: Collection[str]) -> frozenset[int]:
-    return frozenset(i for i, w in enumerate(model.program.weights()) if w.name in names) if names else frozenset()
-
-
 def frozen(model: Model) -> frozenset[int]:
     """Return the places of the parameters that want no gradient: no optimizer has them."""
-    return _places_of(model, model.program.frozen)
+    if "frozen" not in model.profiles:
+        program = model.program
+        model.profiles["frozen"] = frozenset(
+            i for i, w in enumerate(program.weights()) if not program.wants_gradient(w)
+        )
+    return model.profiles["frozen"]
 
 
 def unreached(model: Model) -> frozenset[int]:
     """Return the places of the parameters that want a gradient and get none. DeepSpeed makes a gradient of zeros for
     them on request."""
-    return _places_of(model, set(model.program.untrained).difference(model.program.frozen))
+    program = model.program
+    if not program.untrained:
+        return frozenset()
+    places = frozenset(i for i, w in enumerate(program.weights()) if not program.gets_gradient(w))
+    return places.difference(frozen(model))
 
 
 class Group(NamedTuple):
@@ -126,7 +131,8 @@ def ready_order(model: Model) -> list[int]:
     if "ready order" not in model.profiles:
         places: dict[str, list[int]] = {}
         for i, weight in enumerate(model.program.weights()):
-            places.setdefault(weight.name, []).append(i)
+            if model.program.wants_gradient(weight):
+                places.setdefault(weight.name, []).append(i)
         model.profiles["ready order"] = [places[name].pop() for name, _ in gradient_order(model.program)]
     return model.profiles["ready order"]
 

@@ -33,13 +33,13 @@ class AmongRanks(NamedTuple):
 
     def of_optimizer(self, model: Model) -> Shares:
         """Return the layers' shares of the parameters that want a gradient."""
-        frozen = model.program.frozen
-        return self.shares(model, lambda weight: 0 if weight.name in frozen else elements_of(weight))
+        wants = model.program.wants_gradient
+        return self.shares(model, lambda weight: elements_of(weight) if wants(weight) else 0)
 
     def with_gradients(self, model: Model) -> Shares:
         """Return the layers' shares of the parameters that backward makes gradients for."""
-        idle = model.program.untrained
-        return self.shares(model, lambda weight: 0 if weight.name in idle else elements_of(weight))
+        gets = model.program.gets_gradient
+        return self.shares(model, lambda weight: elements_of(weight) if gets(weight) else 0)
 
 
 def _is_any(_: Weight) -> bool:

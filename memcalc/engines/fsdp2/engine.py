@@ -11,7 +11,7 @@ that have the same experts: edp = shard group · tp / ep (transformers/distribut
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from memcalc.core.dims import Dim, Shape
 from memcalc.core.dtypes import DType, fp32
@@ -28,6 +28,7 @@ from memcalc.engines.base.holdings import (
     step_temporaries,
     weights_in_turn,
 )
+from memcalc.engines.fsdp2.backward_units import BackwardUnits
 from memcalc.engines.fsdp2.no_sync import NoSync
 from memcalc.engines.fsdp2.sizes import padded_elements
 from memcalc.engines.fsdp2.step import STREAMS, ExpertUnits, Sharding
@@ -182,6 +183,13 @@ def _shard(shape: Shape, axis: str, ranks: int) -> Shape:
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
+    """Return the collectives of a step in which every layer has a backward and gradients."""
+    every = frozenset(range(model.layers))
+    return collectives_of(model, setup, BackwardUnits(every, every))
+
+
+def collectives_of(model: Model, setup: Setup, backward: BackwardUnits) -> list[Collective]:
+    """Return the collectives of a step whose backward gathers and reduces some of the layers."""
     clipping = norms(model, setup, sharded_dtype(setup))
     if setup.dp * setup.cp == 1:
         return clipping
@@ -190,55 +198,100 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     layers = [w for w in model.weight_classes if w.layer is not None and not _is_apart(setup, w)]
     stack = f"{layers[0].name.split('*')[0]}*" if layers else None
     return [
-        *_of_unit(model, setup, layers, stack, model.layers, "layers"),
-        *_of_unit(model, setup, experts, stack, max(map(model.copies, experts), default=0), "experts"),
-        *_of_unit(model, setup, root, None, 1, "outside the layers"),
+        *_of_layers(model, setup, layers, stack, "layers", backward),
+        *_of_layers(model, setup, experts, stack, "experts", backward),
+        *_of_root(model, setup, root),
         *clipping,
     ]
 
 
-def _of_unit(
-    model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int, where: str
-) -> list[Collective]:
-    """Return the collectives of equal units, one in each of `units` layers."""
-    replicas = setup.replicas
+class _Sent(NamedTuple):
+    """The parts of a collective's record that its kind decides."""
+
+    kind: Kind
+    name: str
+    phase: Literal["forward", "backward"]
+    dtype: DType
+    ranks: int
+    elements: int
+    """The elements of all units together."""
+    units: int
+
+
+def _of_root(model: Model, setup: Setup, weights: list[Weight]) -> list[Collective]:
+    """Return the collectives of the unit of everything outside the layers. It is not gathered again."""
     ranks = _spread(setup, weights[0])[1] if weights else 1
-    shares = _shares(model, setup, weights[0]) if layer and weights else None
     elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
     reduced = sum(padded_elements(w.shape, ranks) * model.trained(w) for w in weights)
-    if not elements:
+    return [
+        _collective(setup, one, None, "outside the layers", None)
+        for one in _kinds(setup, ranks, (elements, 1), (0, 0), (reduced, 1))
+    ]
+
+
+def _of_layers(
+    model: Model, setup: Setup, weights: list[Weight], layer: str | None, where: str, backward: BackwardUnits
+) -> list[Collective]:
+    """Return the collectives of the units of layers, or of the experts of layers."""
+    if not weights:
         return []
-    again = setup.zero == 3 and layer is not None
-    gathered, sums = setup.compute_dtype, DTYPES[setup.grad_dtype]
+    apart, ranks = _is_apart(setup, weights[0]), _spread(setup, weights[0])[1]
+    own = [w for w in model.program.weights() if w.layer is not None and _is_apart(setup, w) == apart]
 
-    def one(kind: Kind, name: str, phase: str, dtype: DType, size: int, count: int) -> Collective:
-        micro = 1 if setup.keeps_whole_gradients and kind != "all_gather" else setup.micro_batches
-        formula = f"{micro}·unit{'s' if units > 1 else ''}·{dtype.itemsize} B = {micro}·{count}·{dtype.itemsize} B"
-        return Collective(
-            "dp", kind, f"{name}, {where}", phase, dtype.name, size, micro * units, micro * count * dtype.itemsize,
-            formula, layer, shares=shares, source=_COLLECTIVES, overlap=_overlap(phase, layer),
-        )  # fmt: skip  # type: ignore[arg-type]
+    def units(layers: frozenset[int], *, trained: bool = False) -> tuple[int, int]:
+        """Return the elements of the units of these layers, and the number of the units."""
+        there = [w for w in own if w.layer in layers and (not trained or model.program.gets_gradient(w))]
+        return sum(padded_elements(w.shape, ranks) for w in there), len({w.layer for w in there})
 
+    again = units(backward.gathered) if setup.zero == 3 else (0, 0)
+    gathered, reduced = units(frozenset(range(model.layers))), units(backward.reduced, trained=True)
+    sharers: dict[str, Callable[[Weight], bool]] = {
+        "parameters again": lambda w: w.layer in backward.gathered,
+        "gradients": lambda w: w.layer in backward.reduced and model.program.gets_gradient(w),
+    }
     out: list[Collective] = []
-    if ranks > 1:
-        out.append(one("all_gather", "parameters", "forward", gathered, ranks, elements))
-        if again:
-            out.append(one("all_gather", "parameters again", "backward", gathered, ranks, elements))
-        out.append(one("reduce_scatter", "gradients", "backward", sums, ranks, reduced))
-    if replicas > 1:
-        out.append(one("all_reduce", "gradient shards over replicas", "backward", sums, replicas, reduced // ranks))
+    for one in _kinds(setup, ranks, gathered, again, reduced):
+        is_sent = sharers.get(one.name.removesuffix(" shards over replicas"), lambda w: True)
+        shares = shares_of(
+            model.program.weights(),
+            sent=lambda w, is_sent=is_sent: _sent_of(setup, w, ranks, apart=apart) if is_sent(w) else 0,
+        )
+        out.append(_collective(setup, one, layer, where, shares))
     return out
 
 
-def _shares(model: Model, setup: Setup, unit: Weight) -> Shares:
-    """Return each layer's share of the units that have such a weight, padded."""
-    apart, ranks = _is_apart(setup, unit), _spread(setup, unit)[1]
+def _sent_of(setup: Setup, weight: Weight, ranks: int, *, apart: bool) -> int:
+    """Return a weight's elements in units of layers, padded; 0 if it is in another unit."""
+    is_own = weight.layer is not None and _is_apart(setup, weight) == apart
+    return padded_elements(weight.shape, ranks) if is_own else 0
 
-    def sent(weight: Weight) -> int:
-        own = weight.layer is not None and _is_apart(setup, weight) == apart
-        return padded_elements(weight.shape, ranks) if own else 0
 
-    return shares_of(model.program.weights(), sent=sent)
+def _kinds(
+    setup: Setup, ranks: int, gathered: tuple[int, int], again: tuple[int, int], reduced: tuple[int, int]
+) -> list[_Sent]:
+    """Return what some units send. Each pair has the elements of units and their number."""
+    compute, sums = setup.compute_dtype, DTYPES[setup.grad_dtype]
+    out: list[_Sent] = []
+    if ranks > 1:
+        out.append(_Sent("all_gather", "parameters", "forward", compute, ranks, *gathered))
+        out.append(_Sent("all_gather", "parameters again", "backward", compute, ranks, *again))
+        out.append(_Sent("reduce_scatter", "gradients", "backward", sums, ranks, *reduced))
+    if setup.replicas > 1:
+        shards, units = reduced[0] // ranks, reduced[1]
+        name = "gradient shards over replicas"
+        out.append(_Sent("all_reduce", name, "backward", sums, setup.replicas, shards, units))
+    return [one for one in out if one.elements]
+
+
+def _collective(setup: Setup, one: _Sent, layer: str | None, where: str, shares: Shares | None) -> Collective:
+    micro = 1 if setup.keeps_whole_gradients and one.kind != "all_gather" else setup.micro_batches
+    size = one.dtype.itemsize
+    formula = f"{micro}·unit{'s' if one.units > 1 else ''}·{size} B = {micro}·{one.elements}·{size} B"
+    return Collective(
+        "dp", one.kind, f"{one.name}, {where}", one.phase, one.dtype.name, one.ranks, micro * one.units,
+        micro * one.elements * size, formula, layer, shares=shares, source=_COLLECTIVES,
+        overlap=_overlap(one.phase, layer),
+    )  # fmt: skip
 
 
 def _overlap(phase: str, layer: str | None) -> Overlap:

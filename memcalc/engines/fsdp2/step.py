@@ -23,6 +23,10 @@ from memcalc.families.base.module import Module, Run
 if TYPE_CHECKING:
     from memcalc.tape.runs import Trace
 
+GATHERED: Final = "all-gather result"
+"""The name of the block that a unit's parameters are gathered in."""
+REDUCED: Final = "reduce-scatter input"
+"""The name of the block that a unit's gradients are reduced from."""
 STREAMS: Final = {
     "shard, cast to be gathered": "all-gather copy-in",
     "all-gather result": "all-gather copy-in",
@@ -104,6 +108,7 @@ class Unit:
         "run",
         "shapes",
         "sharding",
+        "trained",
         "weights",
         "whole",
     )
@@ -114,6 +119,7 @@ class Unit:
         self.shapes = [weight.shape for weight in weights]
         self.weights = [(weight.name, weight.shape) for weight in weights]
         self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
+        self.trained = [leaf.shape for leaf in self.leaves]
         self.gathering: Tensor | None = None
         """The result of an all-gather that nobody has waited for."""
         self.whole: list[Tensor] | None = None
@@ -129,8 +135,8 @@ class Unit:
         if self.gathering is not None or self.whole is not None or self.sharding.ranks == 1:
             return
         if self.run.dtype is not self.sharding.sharded:
-            _inputs = self._shard("shard, cast to be gathered", self.run.dtype)
-        self.gathering = self._block("all-gather result", self.run.dtype)
+            _inputs = self._shard("shard, cast to be gathered", self.run.dtype, self.shapes)
+        self.gathering = self._block(GATHERED, self.run.dtype, self.shapes)
 
     def wait_for_unshard(self) -> Tensor | None:
         """Copy the parameters out of the all-gather's result, and return the result."""
@@ -168,17 +174,17 @@ class Unit:
         inputs.clear()
         if not gradients:
             return None
-        inputs.append(self._block("reduce-scatter input", self.sharding.reduced))
+        inputs.append(self._block(REDUCED, self.sharding.reduced, self.trained))
         unsharded_grad = gradients[-1] if self.sharding.ranks > 1 else None  # foreach_reduce's loop variable
         gradients.clear()
         component = "gathered" if self.sharding.accumulating else "gradients"
         if self.sharding.reduced is self.sharding.sharded:
-            reduced = output = self._shard("sharded gradients", self.sharding.sharded, component)
+            reduced = output = self._shard("sharded gradients", self.sharding.sharded, self.trained, component)
             self.divide()
         else:
-            reduced = self._shard("reduced gradients", self.sharding.reduced)
+            reduced = self._shard("reduced gradients", self.sharding.reduced, self.trained)
             self.divide()
-            output = self._shard("sharded gradients", self.sharding.sharded, component)
+            output = self._shard("sharded gradients", self.sharding.sharded, self.trained, component)
         if self.sharding.replicas > 1:
             self.all_reduced = reduced
         del unsharded_grad
@@ -197,11 +203,11 @@ class Unit:
                 leaf.grad = None
         return gradients
 
-    def _block(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
-        return self._allocate(self._dim("unit", self.shapes), name, dtype, component)
+    def _block(self, name: str, dtype: DType, shapes: list[Shape]) -> Tensor:
+        return self._allocate(self._dim("unit", shapes), name, dtype, "gathered")
 
-    def _shard(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
-        part = self._dim(f"unit/{self.sharding.over}", self.shapes, is_shard=True)
+    def _shard(self, name: str, dtype: DType, shapes: list[Shape], component: str = "gathered") -> Tensor:
+        part = self._dim(f"unit/{self.sharding.over}", shapes, is_shard=True)
         return self._allocate(part, name, dtype, component)
 
     def _dim(self, name: str, parameters: list[Shape], *, is_shard: bool = False) -> ShardedDim:
@@ -233,7 +239,7 @@ class ExpertUnit(Unit):
     def divide(self) -> None:
         """Divide the gradients. Over one rank that is done out of place (gradient_divide_factor in foreach_reduce)."""
         if self.sharding.ranks == 1:
-            _quotient = self._block("gradients, divided", self.sharding.reduced)
+            _quotient = self._block("gradients, divided", self.sharding.reduced, self.trained)
 
 
 class Step:
@@ -302,6 +308,7 @@ class Step:
             if unit not in self.reduced:
                 self._reduce(unit)
             unit.all_reduced = None
+            unit.gathering = None  # the layer before the last one to run was gathered for nothing (finalize_backward)
         self.reduce_scatter_inputs.clear()
 
     def backward_is_over(self) -> None: ...

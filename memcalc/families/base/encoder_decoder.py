@@ -19,6 +19,7 @@ class EncoderDecoder(Program):
     """A program of two stacks. `layers` counts the layers of both."""
 
     one_stack = False
+    look_ups = 2
 
     def __init__(self, config: Any, encoder_layers: int, decoder_layers: int) -> None:
         super().__init__(config)

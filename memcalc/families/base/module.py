@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
-from memcalc.core.autograd import Leaf
+from memcalc.core.autograd import Constant, Leaf, Node, no_kernel
 from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dtypes import fp32, int64
 from memcalc.core.ops.embedding import embedding
 from memcalc.core.ops.matmul import conv1d, linear
 from memcalc.core.ops.norm import layer_norm
-from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
+from memcalc.core.tensor import Memory, Sent, Storage, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -138,20 +138,31 @@ class Run:
     """The events that recording hooks have noted."""
     frame_tensors: list[Tensor] = field(default_factory=list[Tensor])
     """The tensors that the caller's frame holds besides the batch, from before forward until backward is over."""
+    input_require_grads: bool = False
+    """True if the output of the embeddings wants a gradient even if their weights do not."""
     attention_mask: Tensor | None = None
     """The collator's mask of a padded batch, int64 of (batch, seq); None if no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
+    frozen: dict[Storage, int | None] = field(default_factory=dict["Storage", "int | None"])
+    """The layer of each parameter that wants no gradient, by the parameter's storage."""
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
-    def add_weight(self, weight: Weight) -> None:
-        """Allocate a parameter and give it its gradient accumulator."""
+    def add_weight(self, weight: Weight, *, wants_gradient: bool = True) -> None:
+        """Allocate a parameter and, if it wants a gradient, give it its gradient accumulator."""
         tensor = new_tensor(self.memory, weight.shape, self.dtype, weight.name, component="parameters")
         tensor.name = weight.name
+        self.weights[weight.name, weight.layer] = tensor
+        if not wants_gradient:
+            self.frozen[tensor.storage] = weight.layer
+            return
         leaf = Leaf(self.memory, weight.name, weight.shape, weight.layer, accumulating=self.accumulating)
         if self.tensor_parallel is not None:
             leaf.ready = self.tensor_parallel.gradient_hook(weight)
         tensor.node = leaf
-        self.weights[weight.name, weight.layer] = tensor
+
+    def layer_of(self, weight: Tensor) -> int | None:
+        """Return the layer that a parameter belongs to."""
+        return weight.node.weight_layer if isinstance(weight.node, Leaf) else self.frozen.get(weight.storage)
 
     def recomputes(self, layer: int | None) -> bool:
         """Tell whether backward runs layer `layer` again."""
@@ -166,12 +177,20 @@ class Run:
         """Run `function(*args)`, which backward recomputes as the run says."""
         return checkpoint(self.memory, function, *args, policy=self.policy)
 
+    def input_embeddings(self, out: Tensor) -> Tensor:
+        """Return the output of the embeddings. If it is to want a gradient and has none, it becomes a leaf
+        (enable_input_require_grads)."""
+        if self.input_require_grads and out.node is None and self.memory.grad_enabled:
+            out.node = Constant(self.memory, out)
+            if self.memory.visitor is not None:  # an engine's hook behind the leaf, as before any module's backward
+                out = Tensor(out.storage, out.shape, out.strides, out.dtype, Node(self.memory, _pass, (out,)))
+        return out
+
     def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Run the nn.Linear at `path`."""
         visitor = self.memory.visitor
         if visitor is not None:
-            layer = weight.node.weight_layer if isinstance(weight.node, Leaf) else None
-            visited = visitor.enter(path, layer, (weight,) if bias is None else (weight, bias))
+            visited = visitor.enter(path, self.layer_of(weight), (weight,) if bias is None else (weight, bias))
             out = linear(x, weight, bias)
             if visited:
                 visitor.leave(done=True)
@@ -188,6 +207,16 @@ class Run:
         """Allocate a buffer."""
         dtype = buffer.dtype or (None if buffer.cast else self.buffer_dtype) or self.dtype
         self.buffers[buffer.full_name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
+
+
+@no_kernel
+def _pass(_: Node, grads: list[Tensor]) -> list[Tensor]:
+    return grads
+
+
+def looks_tokens_up(table: Shape) -> bool:
+    """Tell whether a table of embeddings is that of the tokens, by its shape."""
+    return len(table) == 2 and table[0].name == "vocab"
 
 
 class Module:
@@ -240,9 +269,15 @@ class Module:
 
     def embedding(self, ids: Tensor) -> Tensor:
         """Run this module as nn.Embedding."""
-        parallel = self.run.tensor_parallel
+        parallel, table = self.run.tensor_parallel, self.weight()
         with self:
-            return embedding(self.weight(), ids) if parallel is None else parallel.embedding(self.weight(), ids)
+            out = embedding(table, ids) if parallel is None else parallel.embedding(table, ids)
+            return self.run.input_embeddings(out) if looks_tokens_up(table.shape) else out
+
+    def scaled_embedding(self, ids: Tensor, scaled: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run this module as an nn.Embedding whose forward also scales what it has looked up."""
+        with self:
+            return self.run.input_embeddings(scaled(embedding(self.weight(), ids)))
 
     def layer_norm(self, x: Tensor) -> Tensor:
         """Run this module as nn.LayerNorm."""

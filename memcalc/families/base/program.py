@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32, int64
 from memcalc.core.ops.attention import ALIGNED_QUERIES
-from memcalc.families.base.module import Input, Weight
+from memcalc.core.tensor import new_tensor
+from memcalc.families.base.module import Input, Weight, looks_tokens_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -57,6 +59,8 @@ class Program:
     """The experts that a token is sent to, and all routed experts."""
     embedding: str = "model.embed_tokens"
     """The module that looks tokens up. If tied, its weight also computes the logits."""
+    look_ups: int = 1
+    """The number of look-ups of tokens in a forward."""
     unembedding: str = "lm_head"
     """The module that computes the logits."""
     layers: int
@@ -95,6 +99,8 @@ class Program:
     """The source of the shapes of the weights."""
     source: str = ""
     """The traced module, if this is no program on paper (`memcalc.tracing`)."""
+    held: Mapping[int | None, frozenset[str]] = MappingProxyType({})
+    """The names of the weights that the user freezes, by their layer."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -114,11 +120,20 @@ class Program:
         """Return the names of the weights that want no gradient (`requires_grad=False`)."""
         return ()
 
+    def wants_gradient(self, weight: Weight) -> bool:
+        """Tell whether a weight wants a gradient (`requires_grad`)."""
+        return weight.name not in self.frozen and weight.name not in self.held.get(weight.layer, ())
+
+    def gets_gradient(self, weight: Weight) -> bool:
+        """Tell whether a weight gets a gradient: it wants one, and the step reaches it."""
+        return weight.name not in self.untrained and self.wants_gradient(weight)
+
     @cached_property
     def idle(self) -> Mapping[tuple[str, Shape], int]:
         """Count the weights of a name and shape that get no gradient."""
-        names = self.untrained
-        return Counter((w.name, w.shape) for w in self.weights() if w.name in names) if names else {}
+        if not self.untrained and not self.held:
+            return {}
+        return Counter((w.name, w.shape) for w in self.weights() if not self.gets_gradient(w))
 
     @property
     def basis(self) -> Literal["exact", "traced"]:
@@ -200,6 +215,20 @@ class Program:
         """Return the tensors that the graph of the previous step keeps as long as its loss is alive."""
         return []
 
+    def leaves_left_behind(self, run: Run) -> list[Tensor]:
+        """Return the outputs of the embeddings, and their gradients, that the graph of the previous step keeps because
+        they are its leaves."""
+        if not run.input_require_grads:
+            return []
+        out: list[Tensor] = []
+        for weight in self.weights():
+            is_leaf = weight.component == "embedding" and not self.wants_gradient(weight)
+            if is_leaf and looks_tokens_up(weight.shape):
+                shape, dtype = (run.batch, run.seq, weight.shape[1]), run.dtype
+                names = ("left behind: embeddings", "left behind: gradient of the embeddings")
+                out += [new_tensor(run.memory, shape, dtype, name) for name in names for _ in range(self.look_ups)]
+        return out
+
     def traced_step(self, run: Run) -> int:
         """Run forward and backward in the run's memory, for a module that is traced. Returns the index in the log at
         which forward ends."""
@@ -225,7 +254,7 @@ class Program:
     def pattern(self) -> tuple[int, int] | None:
         """Return (lead, period): the stack repeats every `period` layers after `lead` layers. Return None if it does
         not repeat."""
-        return pattern_of([self.variant(i) for i in range(self.layers)])
+        return pattern_of([(self.variant(i), self.held.get(i)) for i in range(self.layers)])
 
     def stack(self, path: str) -> Iterator[Weight]:
         """Yield the weights of all layers under `path`, layer by layer. Those of one variant are made once."""

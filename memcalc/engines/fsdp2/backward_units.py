@@ -1,0 +1,51 @@
+"""The units that a backward gathers and reduces, if some weights are frozen: read off the run.
+
+Backward ends at the first layer that needs a gradient. Earlier layers are not gathered again, except the one that was
+prefetched for nothing. A unit without a gradient is not reduced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.engines.fsdp2.step import GATHERED, REDUCED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.tape.runs import Trace
+
+
+class BackwardUnits(NamedTuple):
+    """The layers of the real stack by what a micro-batch's backward does with them."""
+
+    gathered: frozenset[int]
+    reduced: frozenset[int]
+
+
+def units_of_backward(run: Trace) -> BackwardUnits:
+    """Return the layers that the backward of a run gathers, and those that it reduces."""
+    return BackwardUnits(
+        frozenset(_layers_with(run, GATHERED, "backward")), frozenset(_layers_with(run, REDUCED, "backward"))
+    )
+
+
+def _layers_with(run: Trace, name: str, phase: str) -> Iterator[int]:
+    """Yield the real layers that have a block of this name in a phase."""
+    phases = {place: of for place, of, _ in run.segments}
+    now = ""
+    for place, event in enumerate(run.log):
+        now = phases.get(place, now)
+        if event >= 0 and now == phase and run.rows[event].name == name:
+            layer = run.rows[event].layer
+            if layer is not None:
+                yield from _real(run, layer)
+
+
+def _real(run: Trace, layer: int) -> Iterator[int]:
+    """Yield the real layers that a layer of the run stands for."""
+    early, _, more = run.middle
+    if layer in early:
+        yield from range(layer, layer + (more + 1) * len(early), len(early))
+    else:
+        yield layer + more * len(early) if layer >= early.stop else layer
