@@ -77,7 +77,7 @@ class PaperRun:
         self.run = Run(self.memory, dtype, attention, bool(recompute), size.batch, size.seq)
         self.run.policy = per_op if recompute == "op" else None
         for weight in program.weights():
-            self.run.add_weight(weight)
+            self.run.add_weight(weight, wants_gradient=program.wants_gradient(weight))
         for buffer in after_forward(program.buffers(), seq):
             self.run.add_buffer(buffer)
         self.batch = [self.run.add_input(given) for given in program.inputs(size.batch, size.seq)]

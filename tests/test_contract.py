@@ -24,7 +24,7 @@ OPTIONS = (
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--clip-grad-norm",
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
-    "--kernels", "--engine", "--gpu", "--network-gbps",
+    "--kernels", "--engine", "--freeze", "--input-require-grads", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
@@ -53,7 +53,8 @@ DEFAULTS: dict[str, Any] = {
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "clip_grad_norm": False,
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
-    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None, "network_gbps": None,
+    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "freeze": None,
+    "input_require_grads": False, "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""

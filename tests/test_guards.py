@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.tape", "memcalc.megatron"),
     ("memcalc.pipelining",),
     ("memcalc.inputs",),
+    ("memcalc.tuning",),
     ("memcalc.setup",),
     ("memcalc.engines.base",),
     ("memcalc.engines.none",),
@@ -108,6 +109,7 @@ IN_PLAIN_WORDS = (
     "memcalc.tape",
     "memcalc.timing",
     "memcalc.tracing",
+    "memcalc.tuning",
     "memcalc.units",
     "memcalc.validate",
 )

@@ -20,6 +20,7 @@ SWITCHES = (
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
+    "input_require_grads",
 )
 """The options that can be on by default, so that switching them off is an option given."""
 
@@ -265,6 +266,24 @@ Kernels = Annotated[
         "hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf; megatron with engine megatron)",
         _METHOD,
         "--kernels",
+    ),
+]
+Freeze = Annotated[
+    str | None,
+    option(
+        "Parts that do not train, with commas: embeddings, head, norms, bias, attention, mlp, encoder, first:N, last:N, "
+        "a pattern of parameter names, all-but:PART+PART. (default: all train)",
+        _METHOD,
+        "--freeze",
+    ),
+]
+InputRequireGrads = Annotated[
+    bool | None,
+    option(
+        "model.enable_input_require_grads() was called: the embeddings' output wants a gradient though nothing in them trains. "
+        "(default: on with --recompute, as transformers' own switch does)",
+        _METHOD,
+        "--input-require-grads/--no-input-require-grads",
     ),
 ]
 Gpu = Annotated[

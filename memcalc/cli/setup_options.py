@@ -43,6 +43,8 @@ def _setup(
     attention: o.Attention = None,
     cross_entropy: o.CrossEntropy = None,
     kernels: o.Kernels = None,
+    freeze: o.Freeze = None,
+    input_require_grads: o.InputRequireGrads = None,
     gpu: o.Gpu = None,
     network_gbps: o.NetworkGbps = None,
     gemm_efficiency: o.GemmEfficiency = None,

@@ -18,6 +18,7 @@ from memcalc.inputs.model import Model
 from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.megatron.schedules import State
 from memcalc.setup.setup import Setup
+from memcalc.tuning.tuned import tuned
 
 if TYPE_CHECKING:
     from memcalc.device.verdict import Verdict
@@ -41,7 +42,7 @@ class Report(OnDevice):
         `given` has the options that `setup` was resolved from, to tell them from defaults; None if `setup` was not resolved
         from options.
         """
-        self.model = model
+        self.model = model = tuned(model, setup) if isinstance(model, Model) else model
         self.setup = setup
         self.given = given
         self.gpu: GPU | None = None

@@ -60,6 +60,8 @@ class Options(NamedTuple):
     expert_imbalance: float = 1.0
     kernels: str | None = None
     engine: str | None = None
+    freeze: str | None = None
+    input_require_grads: bool | None = None
     gpu: str | None = None
     network_gbps: float | None = None
     gemm_efficiency: float | None = None
@@ -107,6 +109,8 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     "global_batch_size": (1, 10**10),
 }
 """The least and the largest value of each integer option."""
+TEXTS: Final[dict[str, str]] = {"freeze": "names of parts with commas, such as embeddings,first:4"}
+"""The options that take words of their own, with what they allow."""
 FLAGS: Final = (
     "sequence_parallel",
     "padded",
@@ -114,6 +118,7 @@ FLAGS: Final = (
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
+    "input_require_grads",
 )
 
 
@@ -177,4 +182,6 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name in EFFICIENCIES:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 < value <= 1 else "allowed: a share of the data sheet's rate, above 0, at most 1"
+    if name in TEXTS:
+        return None if isinstance(value, str) and value.strip() else f"allowed: {TEXTS[name]}"
     return None if isinstance(value, str) else "allowed: a name of `memcalc gpus`, a memory (80GB), auto"

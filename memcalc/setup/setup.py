@@ -29,8 +29,10 @@ from memcalc.setup.refusals import (
     check_sequence_parallel,
 )
 from memcalc.setup.speeds import given_share, network_gbps
+from memcalc.setup.tuning_checks import check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import zero_sizes
+from memcalc.tuning.tuned import tuned
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -89,6 +91,10 @@ class Setup(NamedTuple):
     expert_imbalance: float
     kernels: str
     engine: str
+    freeze: str | None
+    """The parts whose weights do not train, as given; None: all train."""
+    input_require_grads: bool
+    """True if the output of the embeddings wants a gradient though its table does not train."""
     gpu: str | None
     network_gbps: float | None
     """Gbit/s of one GPU's network in each direction; None: not known."""
@@ -180,8 +186,10 @@ DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, 
 
 def resolve(options: Options, model: Model | None) -> Setup:
     """Return the setup that `options` mean for `model`; None stands for a bare number of parameters."""
+    model = None if model is None else tuned(model, options)
     dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
+    check_tuning(options, engine, model)
     precision = precision_of(options, engine, model)
     check_modelled(options, engine, model)
     seq_len = None if model is None else _seq_len(options, model)
@@ -240,6 +248,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         expert_imbalance=_expert_imbalance(options, model),
         kernels=kernels,
         engine=engine,
+        freeze=options.freeze,
+        input_require_grads=input_require_grads_of(options, engine, model),
         gpu=options.gpu,
         network_gbps=network_gbps(options),
         gemm_efficiency=given_share("gemm_efficiency", options),

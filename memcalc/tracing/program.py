@@ -84,7 +84,7 @@ class Traced(Program):
         from memcalc.tracing.step import step
 
         try:
-            forward_end = step(run, self.config)
+            forward_end = step(run, self.config, self.held)
         except InputError:
             raise
         except Exception as error:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,21 +15,31 @@ from memcalc.core.selective import Policy
 from memcalc.core.tensor import Memory
 from memcalc.errors import InputError, one_line
 from memcalc.families.base.module import Run
-from memcalc.tracing.description import Place
-from memcalc.tracing.modules import quiet, to_run
+from memcalc.tracing.description import Place, place
+from memcalc.tracing.modules import quiet, stacks, to_run
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized, not_taken_for_compiling
 from memcalc.tracing.recorder import Recorder
 from memcalc.tracing.selective import context_fn
 
 
-def step(run: Run, config: Any) -> int:
+def _require_input_grads(model: Any, run: Run) -> None:
+    if run.input_require_grads:
+        model.enable_input_require_grads()
+    elif run.recompute:
+        model.disable_input_require_grads()
+
+
+def step(run: Run, config: Any, held: Mapping[int | None, frozenset[str]]) -> int:
     """Run forward and backward of the reference step in its steady state. Returns the index in the run's log at which
-    forward ends."""
+    forward ends. `held` are the names of the frozen weights by their layer."""
     with FakeTensorMode(allow_non_fake_inputs=True), not_taken_for_compiling(), quiet(), collected_by_hand():
         with not_initialized():
             model = to_run(config, run.attention, run.dtype)
         if run.recompute:
             recompute(model, run.policy)
+        _require_input_grads(model, run)
+        if held:
+            _freeze(model, held)
         memory = Memory()
         recorder = Recorder(memory, model)
         with gpu_dropout(), recorder:
@@ -51,6 +62,14 @@ def step(run: Run, config: Any) -> int:
         run.memory.renamed, run.memory.work = memory.renamed, memory.work
         run.memory.streamed = memory.streamed
     return forward_end
+
+
+def _freeze(model: Module, held: Mapping[int | None, frozenset[str]]) -> None:
+    paths = stacks(model)
+    for name, parameter in model.named_parameters():
+        at = place(name, paths)
+        if at.name in held.get(at.layer, ()):
+            parameter.requires_grad_(False)
 
 
 def forward(model: Module, ids: torch.Tensor, recorder: Recorder) -> torch.Tensor:

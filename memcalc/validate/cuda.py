@@ -98,7 +98,7 @@ def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: boo
 
     def made() -> Any:
         with torch.device(DEVICE if mesh is None else "meta"):
-            return build(setup, model.model_type, fields_of(model))
+            return build(setup, model, fields_of(model))
 
     if setup.pp > 1:
         device = torch.device(DEVICE)

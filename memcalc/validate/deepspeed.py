@@ -74,11 +74,11 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
     `stack`."""
     package = load()
     mpu = stack.enter_context(shared_sequences(module, setup.cp, setup.micro_batch_size))
-    own = None if has_fused_adam(setup) else make(setup, [list(module.parameters())])
+    own = None if has_fused_adam(setup) else make(setup, [list(_trained(module))])
     engine, *_ = package.initialize(
         model=module,
         optimizer=own,
-        model_parameters=module.parameters(),
+        model_parameters=_trained(module),  # asked for when the engine has replaced modules
         config=configuration(setup),
         dist_init_required=False,
         mpu=mpu,
@@ -106,6 +106,10 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
         return gradients
 
     return Job([module], engine.optimizer, batch, step)
+
+
+def _trained(module: Any) -> Iterator[Any]:
+    return (p for p in module.parameters() if p.requires_grad)
 
 
 def _given(engine: Any, module: Any) -> int:

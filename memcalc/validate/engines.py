@@ -117,7 +117,7 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
     if setup.keeps_whole_gradients:
         around = _reducing_last(module, around)
     shard(setup, module, whole, device)
-    optimizer = make(setup, by_mesh(module.parameters()))
+    optimizer = make(setup, by_mesh(p for p in module.parameters() if p.requires_grad))
     job = _job(setup, module, module, optimizer, batch, around)
     return job._replace(step=under_loss_parallel(job.step)) if split_logits(setup) else job
 

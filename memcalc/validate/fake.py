@@ -128,7 +128,7 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
     setup, model = report.setup, report.model
 
     def made() -> Any:
-        return build(setup, model.model_type, fields_of(model))
+        return build(setup, model, fields_of(model))
 
     if setup.pp > 1:
         cpu = torch.device("cpu")

@@ -21,9 +21,11 @@ from memcalc.families import support_of
 from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, to_run
 from memcalc.tracing.step import recompute
 from memcalc.validate.context_parallel import whole_sequences
+from memcalc.validate.tuning import freeze, require_input_grads
 from memcalc.validate.ulysses import part_of_batch
 
 if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
 DTYPES: dict[DType, torch.dtype] = {fp32: torch.float32, bf16: torch.bfloat16, fp16: torch.float16}
@@ -86,12 +88,13 @@ def plain_step(
     return step
 
 
-def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
-    """Return the model with the setup's precision, attention and recomputation. Its device must be the default one."""
+def build(setup: Setup, of: Model, fields: dict[str, Any]) -> Module:
+    """Return the model with the setup's precision, attention, recomputation and frozen weights. Its device must be the
+    default one."""
     cast = setup.engine in ("fsdp2", "deepspeed")  # cast by the engine
     weights = fp32 if cast and setup.has_master_weights else setup.compute_dtype
     with quiet():
-        config, named = configuration(model_type, fields), support_of(model_type).auto_class
+        config, named = configuration(of.model_type, fields), of.support.auto_class
         auto = None if named is None else getattr(transformers, named)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id  # as T5 was trained; its value changes no size
@@ -100,6 +103,8 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
             recompute(model, per_op if setup.recompute == "op" else None)
         if setup.recompute_layers is not None:
             _recompute_first(model, setup.recompute_layers)
+        freeze(model, of.program)
+        require_input_grads(model, setup)
     return model
 
 

@@ -18,6 +18,7 @@ from memcalc.estimation.report import PHASES
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import WHOLE, Options, check_options, option_name, refuse
 from memcalc.setup.setup import data_parallel_degree, resolve
+from memcalc.tuning.tuned import tuned
 
 if TYPE_CHECKING:
     import os
@@ -115,7 +116,7 @@ def many(model: str | os.PathLike[str] | Mapping[str, Any] | Model, **options: A
         allowed &= (low <= array) & (array <= high)
     out["refused"] |= ~allowed
     for places, own in _frames(flat, np.flatnonzero(allowed)):
-        _ask(loaded, check_options({**scalars, **own}), _Asked(flat, places), gpu, out)
+        _ask(tuned(loaded, fixed), check_options({**scalars, **own}), _Asked(flat, places), gpu, out)
     out["refused"] |= out["too large"]
     return _many(loaded, {**scalars, **whole}, out, shape)
 

@@ -1,0 +1,1 @@
+"""The choice of what trains: frozen parts of a model."""

@@ -1,0 +1,63 @@
+"""A model of which a part trains, made from the whole model and the options that say what trains."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from memcalc.inputs.model import Model
+from memcalc.inputs.options import refuse
+from memcalc.tuning.parts import ALLOWED, frozen_by
+
+if TYPE_CHECKING:
+    from memcalc.families.base.program import Program
+
+
+class Chosen(Protocol):
+    """Options or a setup: both say what trains."""
+
+    @property
+    def freeze(self) -> str | None: ...
+
+
+class Tuning(NamedTuple):
+    """The options that say which weights train."""
+
+    freeze: str | None
+
+
+def tuned(model: Model, chosen: Chosen) -> Model:
+    """Return the model of which the chosen part trains: the model itself if all of it does, or if it was made for the same
+    choice. It is made once. Raises InputError for a part that the model does not have."""
+    tuning, whole = Tuning(chosen.freeze), model.whole
+    if tuning == Tuning(None):
+        return whole
+    if model.tuning == tuning:
+        return model
+    key = "tuned", tuning
+    if key not in whole.profiles:
+        whole.profiles[key] = _made(whole, tuning)
+    return whole.profiles[key]
+
+
+def _made(model: Model, tuning: Tuning) -> Model:
+    assert tuning.freeze is not None
+    program = frozen(model.program, tuning.freeze)
+    own = Model(model.name, model.model_type, program, model.fields, model.notes)
+    own.tuning, own.whole = tuning, model
+    if not own.trainable_parameters:
+        refuse("freeze", tuning.freeze, f"leaves nothing to train; allowed: fewer of {ALLOWED}")
+    return own
+
+
+def frozen(program: Program, text: str) -> Program:
+    """Return a copy of the program in which the parts that `text` names want no gradient."""
+    held: dict[int | None, set[str]] = {}
+    places = frozen_by(text, program)
+    for i, weight in enumerate(program.weights()):
+        if i in places:
+            held.setdefault(weight.layer, set()).add(weight.name)
+    own: Any = copy.copy(program)
+    own.__dict__.pop("idle", None)  # the cached count of the whole program
+    own.held = {layer: frozenset(names) for layer, names in held.items()}
+    return own
