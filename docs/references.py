@@ -95,6 +95,8 @@ PROJECTS = (
             ("memcalc/families", "memcalc/inputs", "memcalc/validate/experts"), "transformers"),
     Project("NCCL", "github.com/NVIDIA/nccl", r"(src/graph|tuning\.cc)", version="2.26"),
     Project("nccl-tests", "github.com/NVIDIA/nccl-tests", r"doc/PERF"),
+    Project("peft", "github.com/huggingface/peft", r"(peft/|utils/(constants|transformers_weight))",
+            ("memcalc/tuning/default_targets",), "peft"),
     Project("bitsandbytes", "github.com/bitsandbytes-foundation/bitsandbytes", r"bitsandbytes/", package="bitsandbytes"),
     Project("lion-pytorch", "github.com/lucidrains/lion-pytorch", r"lion_pytorch/", package="lion-pytorch"),
     Project("PyTorch", "github.com/pytorch/pytorch",

@@ -24,7 +24,8 @@ OPTIONS = (
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--clip-grad-norm",
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
-    "--kernels", "--engine", "--freeze", "--input-require-grads", "--gpu", "--network-gbps",
+    "--kernels", "--engine", "--freeze", "--lora-rank", "--lora-targets", "--lora-dropout",
+    "--lora-bias", "--adapter-dtype", "--input-require-grads", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
@@ -39,6 +40,8 @@ VALUES = {
     "--attention": "eager sdpa flash",
     "--cross-entropy": "eager vocab-parallel fused chunked",
     "--kernels": "hf fused megatron",
+    "--lora-bias": "none all lora_only",
+    "--adapter-dtype": "fp32 bf16 fp16",
     "--engine": "none ddp fsdp2 deepspeed megatron",
 }
 
@@ -53,7 +56,8 @@ DEFAULTS: dict[str, Any] = {
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "clip_grad_norm": False,
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
-    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "freeze": None,
+    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "freeze": None, "lora_rank": 0,
+    "lora_targets": None, "lora_dropout": None, "lora_bias": None, "adapter_dtype": None,
     "input_require_grads": False, "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None,
 }  # fmt: skip

@@ -277,6 +277,32 @@ Freeze = Annotated[
         "--freeze",
     ),
 ]
+LoraRank = Annotated[
+    int | None,
+    option("The rank of peft's LoRA adapters; the base is frozen. (default: 0, off)", _METHOD, "--lora-rank"),
+]
+LoraTargets = Annotated[
+    str | None,
+    option(
+        "default (peft's for the model type), all-linear, or names of linear layers with commas. (default: default)",
+        _METHOD,
+        "--lora-targets",
+    ),
+]
+LoraDropout = Annotated[
+    float | None, option("Dropout of the adapters' inputs. (default: 0)", _METHOD, "--lora-dropout")
+]
+LoraBias = Annotated[
+    str | None, option("The biases that train: none, all, lora_only. (default: none)", _METHOD, "--lora-bias")
+]
+AdapterDtype = Annotated[
+    str | None,
+    option(
+        "fp32 (peft's own), or the base's: bf16, fp16 (autocast_adapter_dtype=False). (default: fp32)",
+        _METHOD,
+        "--adapter-dtype",
+    ),
+]
 InputRequireGrads = Annotated[
     bool | None,
     option(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from memcalc.core.dims import Dim, numel
 from memcalc.core.rows import Row
 from memcalc.engines import none as plain
-from memcalc.engines.base.holdings import Holdings
+from memcalc.engines.base.holdings import Holdings, trained_dtype
 from memcalc.layout.collectives import Collective
 from memcalc.layout.layer_kinds import elements_of, shares_of
 from memcalc.tape.profile import gradient_order
@@ -57,7 +57,7 @@ def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET, cap: int = BUCKET_C
 
 def holdings(model: Model, setup: Setup) -> Holdings:
     held = plain.holdings(model, setup)
-    dtype = setup.compute_dtype
+    dtype = trained_dtype(model, setup)
     row = Row(
         "buffers",
         "DDP buckets (gradient_as_bucket_view=False)",
@@ -78,7 +78,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
 def collectives(model: Model, setup: Setup) -> list[Collective]:
     if setup.dp == 1:
         return []
-    dtype = setup.compute_dtype
+    dtype = trained_dtype(model, setup)
     sizes, times = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype)), _reductions(setup)
     formula = f"parameters·{dtype.itemsize} B = {model.trainable_parameters}·{dtype.itemsize} B"
     out = [

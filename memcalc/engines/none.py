@@ -21,29 +21,37 @@ from memcalc.engines.base.holdings import (
     parameter_classes,
     state_rows,
     step_temporaries,
+    trained_dtype,
     weight_rows,
 )
 from memcalc.layout.collectives import Collective
 
 if TYPE_CHECKING:
+    from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
-    dtype = setup.compute_dtype
+    dtype, trained, own = setup.compute_dtype, trained_dtype(model, setup), setup.keeps_adapter_dtype
     parameters = parameter_classes(model)
-    updated = fp32 if setup.has_master_weights else dtype
-    always = weight_rows(model, dtype, "parameters", "always")
-    step = weight_rows(model, dtype, "gradients", "backward to step")
+    updated = fp32 if setup.has_master_weights else trained
+    always = weight_rows(model, dtype, "parameters", "always", own_dtypes=own)
+    step = weight_rows(model, dtype, "gradients", "backward to step", own_dtypes=own)
     casts: list[Row] = []
     accumulated: tuple[Row, ...] = tuple(step) if setup.micro_batches > 1 else ()
     if setup.has_master_weights:
-        always += weight_rows(model, fp32, "optimizer_states", "always", ": fp32 master")
-        casts = weight_rows(model, fp32, "temporaries", "within the step", ": gradient cast to fp32 for the master")
+
+        def has_master(weight: Weight) -> bool:
+            """An fp32 adapter is updated itself."""
+            return not own or weight.dtype is not fp32
+
+        always += weight_rows(model, fp32, "optimizer_states", "always", ": fp32 master", of=has_master)
+        name = ": gradient cast to fp32 for the master"
+        casts = weight_rows(model, fp32, "temporaries", "within the step", name, of=has_master)
     before, states = [*always, *input_rows(model, setup, dtype)], state_rows(setup, parameters, updated)
     always = [*always, *states, *input_rows(model, setup, dtype)]
-    clipping = temporaries(model, setup, dtype)
+    clipping = temporaries(model, setup, trained)
     how = setup.optimizer, setup.optimizer_implementation
     step += larger(clipping, [*casts, *step_temporaries(*how, met_in_step(model, setup), updated, updated)])
     return Holdings(

@@ -115,7 +115,7 @@ class Bert(Program):
         return () if self.config.tie_word_embeddings else (f"{self.decoder.rpartition('.')[0]}.bias",)
 
     def weights(self) -> Iterator[Weight]:
-        for name, shape, component, _ in self.embedding_weights():
+        for name, shape, component, *_ in self.embedding_weights():
             yield Weight(f"{self.base}.{name}", shape, component)
         yield from self.stack(f"{self.base}.encoder.layer")
         yield from self.head_weights()

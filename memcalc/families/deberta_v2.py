@@ -69,10 +69,10 @@ class DebertaV2(Bert):
         return names
 
     def weights(self) -> Iterator[Weight]:
-        for name, shape, component, _ in self.embedding_weights():
+        for name, shape, component, *_ in self.embedding_weights():
             yield Weight(f"{self.base}.embeddings.{name}", shape, component)
         yield from self.stack(f"{self.base}.encoder.layer")
-        for name, shape, component, _ in self.encoder_weights():
+        for name, shape, component, *_ in self.encoder_weights():
             yield Weight(f"{self.base}.encoder.{name}", shape, component)
         yield from self.head_weights()
 

@@ -61,6 +61,11 @@ class Options(NamedTuple):
     kernels: str | None = None
     engine: str | None = None
     freeze: str | None = None
+    lora_rank: int = 0
+    lora_targets: str | None = None
+    lora_dropout: float | None = None
+    lora_bias: str | None = None
+    adapter_dtype: str | None = None
     input_require_grads: bool | None = None
     gpu: str | None = None
     network_gbps: float | None = None
@@ -83,6 +88,8 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),
     "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked"),
+    "lora_bias": ("none", "all", "lora_only"),
+    "adapter_dtype": ("fp32", "bf16", "fp16"),
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip
@@ -103,13 +110,17 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
         (0, 10**15),
     ),
     "pp_rank": (0, 10**6),
+    "lora_rank": (0, 10**6),
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),
     "seq_len": (1, 10**8),
     "global_batch_size": (1, 10**10),
 }
 """The least and the largest value of each integer option."""
-TEXTS: Final[dict[str, str]] = {"freeze": "names of parts with commas, such as embeddings,first:4"}
+TEXTS: Final[dict[str, str]] = {
+    "freeze": "names of parts with commas, such as embeddings,first:4",
+    "lora_targets": "default, all-linear, or names of linear layers with commas, such as q_proj,v_proj",
+}
 """The options that take words of their own, with what they allow."""
 FLAGS: Final = (
     "sequence_parallel",
@@ -176,6 +187,9 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name == "expert_imbalance":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 1 <= value <= 10**6 else "allowed: a number from 1 up"
+    if name == "lora_dropout":
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return None if is_number and 0 <= value < 1 else "allowed: a probability from 0 up, below 1"
     if name == "network_gbps":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, at most 1000000"

@@ -23,7 +23,8 @@ _WORTH: Final = 50
 _ROOM: Final = 10
 """A setup needs no advice if it has more than one part in this many of its GPU's memory to spare."""
 _QUICK: Final = (
-    "attention", "loss", "mask", "sync", "implementation", "micro-batch", "recompute", "shards", "ep", "gpus", "optimizer",
+    "attention", "loss", "adapter dtype", "mask", "sync", "implementation", "micro-batch", "recompute", "shards", "ep",
+    "gpus", "optimizer",
 )  # fmt: skip
 """The kinds of changes that are tried if the peak is to be lowered: they cost one estimate each."""
 

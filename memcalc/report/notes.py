@@ -20,7 +20,13 @@ _NVIDIA: Final = "a100-80gb"
 
 def notes(report: Report) -> list[str]:
     """Return a sentence for each note; usually none."""
-    return [*input_notes(report), *_of_one_gpu(report), *_of_states(report), *_of_attention(report)]
+    return [
+        *input_notes(report),
+        *_of_one_gpu(report),
+        *_of_states(report),
+        *_of_adapters(report),
+        *_of_attention(report),
+    ]
 
 
 def _of_one_gpu(report: Report) -> list[str]:
@@ -44,6 +50,21 @@ def _of_states(report: Report) -> list[str]:
     return [
         f"DeepSpeed's ZeRO {report.setup.zero} keeps a flat fp32 copy of its partition of the weights ({held}, among the "
         "optimizer states), although the weights are fp32; stage 0 keeps none"
+    ]
+
+
+def _of_adapters(report: Report) -> list[str]:
+    """Return a note on what fp32 adapters keep, or on an engine that casts them."""
+    s = report.setup
+    if s.adapter_dtype != "fp32" or s.precision in ("fp32", "bf16-autocast", "fp16-autocast"):
+        return []
+    base = s.compute_dtype.name
+    if s.engine in ("deepspeed", "fsdp2"):
+        does = "casts all weights" if s.engine == "deepspeed" else "gathers all weights"
+        return [f"adapters: {s.engine} {does} to {base}, so the adapters compute in {base} whatever peft has made"]
+    return [
+        "adapters: peft's own are fp32; each adapted layer keeps an fp32 copy of its input, which can be more than full "
+        f"fine-tuning keeps (--adapter-dtype {base} keeps none)"
     ]
 
 

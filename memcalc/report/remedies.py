@@ -51,7 +51,14 @@ def remedies(report: Report) -> list[Remedy]:
     s = report.setup
     if s.seq_len is None:
         return [*_shards(report), *_more_gpus(s), *_training(s)]
-    same = [*_kernels(report), *_buffers(report), *_shards(report), *_micro_batches(s), *_recomputation(report)]
+    same = [
+        *_kernels(report),
+        *_adapters(s),
+        *_buffers(report),
+        *_shards(report),
+        *_micro_batches(s),
+        *_recomputation(report),
+    ]
     return [*same, *_slices(report), *_more_gpus(s), *_training(s)]
 
 
@@ -68,6 +75,14 @@ def _kernels(report: Report) -> list[Remedy]:
     if s.gradient_accumulation_fusion is False:
         out.append(Remedy("fusion", ({"gradient_accumulation_fusion": True},)))
     return out
+
+
+def _adapters(s: Setup) -> list[Remedy]:
+    """Return adapters of the base's dtype instead of fp32 ones, which keep an fp32 copy of each of their inputs."""
+    base = s.compute_dtype.name
+    if not s.keeps_adapter_dtype or s.adapter_dtype == base or s.lora_bias != "none":
+        return []
+    return [Remedy("adapter dtype", ({"adapter_dtype": base},))]
 
 
 def _lighter_loss(report: Report) -> list[str]:

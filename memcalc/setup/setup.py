@@ -29,7 +29,7 @@ from memcalc.setup.refusals import (
     check_sequence_parallel,
 )
 from memcalc.setup.speeds import given_share, network_gbps
-from memcalc.setup.tuning_checks import check_tuning, input_require_grads_of
+from memcalc.setup.tuning_checks import adapter_options, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import zero_sizes
 from memcalc.tuning.tuned import tuned
@@ -93,6 +93,12 @@ class Setup(NamedTuple):
     engine: str
     freeze: str | None
     """The parts whose weights do not train, as given; None: all train."""
+    lora_rank: int
+    """The rank of the adapters; 0: none. The next four are None without adapters."""
+    lora_targets: str | None
+    lora_dropout: float | None
+    lora_bias: str | None
+    adapter_dtype: str | None
     input_require_grads: bool
     """True if the output of the embeddings wants a gradient though its table does not train."""
     gpu: str | None
@@ -166,6 +172,12 @@ class Setup(NamedTuple):
         return self.dp * self.cp // self.shards
 
     @property
+    def keeps_adapter_dtype(self) -> bool:
+        """Tell whether adapters have a dtype of their own. DeepSpeed casts all weights, and FSDP2's units gather all in one
+        dtype."""
+        return self.lora_rank > 0 and self.engine in ("none", "ddp")
+
+    @property
     def compute_dtype(self) -> DType:
         """Return the dtype of weights and gradients. Forward and backward run in it unless autocast casts."""
         return fp32 if self.precision.endswith("-autocast") else DTYPES[self.precision.split("-")[0]]
@@ -189,8 +201,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     model = None if model is None else tuned(model, options)
     dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
-    check_tuning(options, engine, model)
     precision = precision_of(options, engine, model)
+    check_tuning(options, engine, precision, model)
     check_modelled(options, engine, model)
     seq_len = None if model is None else _seq_len(options, model)
     global_batch_size = _global_batch_size(options, dp)
@@ -249,6 +261,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         kernels=kernels,
         engine=engine,
         freeze=options.freeze,
+        **adapter_options(options),
         input_require_grads=input_require_grads_of(options, engine, model),
         gpu=options.gpu,
         network_gbps=network_gbps(options),

@@ -1,32 +1,80 @@
-"""Refusals of models of which a part trains."""
+"""Refusals of models of which a part trains, and the defaults of adapters."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.tuning.tuned import tuning_of
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
-_AXES = ("tp", "pp", "cp", "ep")
+_AXES: Final = ("tp", "pp", "cp", "ep")
+_OF_ADAPTERS: Final = ("lora_targets", "lora_dropout", "lora_bias", "adapter_dtype")
 
 
-def check_tuning(options: Options, engine: str, model: Model | None) -> None:
-    """Raise InputError for engines and axes that frozen weights are not modelled for."""
-    if options.freeze is None:
+def check_tuning(options: Options, engine: str, precision: str, model: Model | None) -> None:
+    """Raise InputError for engines and axes that frozen weights are not modelled for, and for adapters that nobody
+    makes."""
+    for name in _OF_ADAPTERS:
+        if getattr(options, name) is not None and not options.lora_rank:
+            refuse(name, getattr(options, name), "is an option of adapters; allowed: with --lora-rank 1 or more")
+    if options.freeze is None and not options.lora_rank:
         return
+    name, value = ("lora_rank", options.lora_rank) if options.lora_rank else ("freeze", options.freeze)
+    if options.lora_rank and options.freeze is not None:
+        refuse("freeze", options.freeze, "adapters freeze all of the base; allowed: leave it out, or --lora-rank 0")
     if engine == "megatron":
-        refuse("freeze", options.freeze, f"with engine megatron {NOT_YET}with --engine none, ddp, deepspeed, fsdp2")
-    for name, only in (("kernels", "hf"), ("cross_entropy", "eager")):
-        if getattr(options, name) not in (None, only):
-            refuse(name, getattr(options, name), f"with --freeze {NOT_YET}{only}")
+        refuse(name, value, f"with engine megatron {NOT_YET}with --engine none, ddp, deepspeed, fsdp2")
+    for other, only in (("kernels", "hf"), ("cross_entropy", "eager")):
+        if getattr(options, other) not in (None, only):
+            refuse(other, getattr(options, other), f"with --{name.replace('_', '-')} {NOT_YET}{only}")
     for axis in _AXES:
         if getattr(options, axis) > 1:
-            refuse("freeze", options.freeze, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
+            refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
     if engine == "deepspeed" and options.zero == 3 and model is not None and model.program.source:
         why = f"with ZeRO-3, whose linear function saves inputs of its own, for a {model.model_type}, which is traced,"
-        refuse("freeze", options.freeze, f"{why} {NOT_YET}with --zero 0, 1, 2")
+        refuse(name, value, f"{why} {NOT_YET}with --zero 0, 1, 2")
+    if options.lora_rank:
+        _check_dtype(options, engine, precision)
+
+
+def _check_dtype(options: Options, engine: str, precision: str) -> None:
+    """Raise InputError for adapters of a dtype that peft does not make: they are fp32, or of the base's dtype."""
+    base = precision.split("-")[0] if not precision.endswith("-autocast") else "fp32"
+    if engine == "fsdp2" and precision.endswith("-mixed"):
+        base = "fp32"  # shards of fp32, gathered in 16 bits
+    given = options.adapter_dtype or "fp32"
+    if given not in ("fp32", base):
+        refuse("adapter_dtype", given, f"peft makes adapters in fp32 or in the base's dtype; allowed: {_either(base)}")
+    if engine == "fsdp2" and given != base:
+        why = f"with engine fsdp2, whose units have one dtype, over a base of {base},"
+        refuse("adapter_dtype", given, f"{why} {NOT_YET}{base}, or --precision bf16-mixed")
+    if options.lora_bias not in (None, "none") and given != base and not precision.endswith("-mixed"):
+        why = f"beside trained biases of {base} (--lora-bias {options.lora_bias})"
+        refuse("adapter_dtype", given, f"{why} {NOT_YET}{base}")
+    if options.lora_bias not in (None, "none") and given != base and engine == "ddp":
+        why = f"beside trained biases of {base} with engine ddp"
+        refuse("adapter_dtype", given, f"{why} {NOT_YET}{base}")
+
+
+def _either(base: str) -> str:
+    return "fp32" if base == "fp32" else f"fp32, {base}"
+
+
+def adapter_options(options: Options) -> dict[str, Any]:
+    """Return the options of adapters as they are resolved."""
+    lora = tuning_of(options).lora
+    if lora is None:
+        return {"lora_rank": 0, **dict.fromkeys(_OF_ADAPTERS)}
+    return {
+        "lora_rank": lora.rank,
+        "lora_targets": lora.targets,
+        "lora_dropout": lora.dropout,
+        "lora_bias": lora.bias,
+        "adapter_dtype": lora.dtype,
+    }
 
 
 def input_require_grads_of(options: Options, engine: str, model: Model | None) -> bool:
@@ -35,7 +83,7 @@ def input_require_grads_of(options: Options, engine: str, model: Model | None) -
     train."""
     given = options.input_require_grads
     if given is None:
-        if options.freeze is None:
+        if options.freeze is None and not options.lora_rank:
             return False
         checkpoints = options.recompute in ("full", "op") and engine != "megatron"
         return checkpoints and model is not None and model.support.batch == "tokens"

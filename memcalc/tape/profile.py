@@ -77,6 +77,8 @@ class Choices(NamedTuple):
     left."""
     input_require_grads: bool = False
     """True if the output of the embeddings wants a gradient."""
+    own_dtypes: bool = False
+    """True if adapters keep a dtype of their own."""
 
 
 class Moment(NamedTuple):
@@ -169,6 +171,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     program = copy.copy(program)
     program.layers = depth
     run.tensor_parallel = program.tensor_parallel
+    run.adapters, run.own_dtypes = program.adapters, choices.own_dtypes
     run.external = program.external
     for weight in program.weights():
         run.add_weight(weight, wants_gradient=program.wants_gradient(weight))

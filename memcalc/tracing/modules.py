@@ -74,7 +74,7 @@ def to_run(config: Any, attention: str, dtype: DType, auto: Any = None) -> Modul
     """Return the model as it is trained: all of one dtype, without the key-value cache. `auto` replaces the auto class
     that the rule chooses."""
     model = _from_config(config, auto, attn_implementation=attention, dtype=_TORCH_DTYPES[dtype])
-    _cast(model, _TORCH_DTYPES[dtype])
+    cast_tensors(model, _TORCH_DTYPES[dtype])
     return model.train()
 
 
@@ -84,7 +84,7 @@ def _from_config(config: Any, auto: Any = None, **choices: Any) -> Module:
     return (auto or auto_class(config)).from_config(config, **choices)
 
 
-def _cast(model: Module, dtype: torch.dtype) -> None:
+def cast_tensors(model: Module, dtype: torch.dtype) -> None:
     """Cast a model as `model.to(dtype)` does, which fails on fake tensors. Most tensors have this dtype already."""
     made: dict[int, Parameter] = {}
     for module in model.modules():

@@ -6,8 +6,11 @@ import copy
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from memcalc.inputs.model import Model
-from memcalc.inputs.options import refuse
+from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.tuning.adapted import with_adapters
+from memcalc.tuning.lora import Lora, LoraAdapters
 from memcalc.tuning.parts import ALLOWED, frozen_by
+from memcalc.tuning.targets import adapted_by
 
 if TYPE_CHECKING:
     from memcalc.families.base.program import Program
@@ -18,19 +21,38 @@ class Chosen(Protocol):
 
     @property
     def freeze(self) -> str | None: ...
+    @property
+    def lora_rank(self) -> int: ...
+    @property
+    def lora_targets(self) -> str | None: ...
+    @property
+    def lora_dropout(self) -> float | None: ...
+    @property
+    def lora_bias(self) -> str | None: ...
+    @property
+    def adapter_dtype(self) -> str | None: ...
 
 
 class Tuning(NamedTuple):
     """The options that say which weights train."""
 
     freeze: str | None
+    lora: Lora | None
+
+
+def tuning_of(chosen: Chosen) -> Tuning:
+    """Return what trains by options or by a setup, defaults filled in."""
+    if not chosen.lora_rank:
+        return Tuning(chosen.freeze, None)
+    how = chosen.lora_targets or "default", chosen.lora_dropout or 0.0, chosen.lora_bias or "none"
+    return Tuning(chosen.freeze, Lora(chosen.lora_rank, *how, chosen.adapter_dtype or "fp32"))
 
 
 def tuned(model: Model, chosen: Chosen) -> Model:
     """Return the model of which the chosen part trains: the model itself if all of it does, or if it was made for the same
     choice. It is made once. Raises InputError for a part that the model does not have."""
-    tuning, whole = Tuning(chosen.freeze), model.whole
-    if tuning == Tuning(None):
+    tuning, whole = tuning_of(chosen), model.whole
+    if tuning == Tuning(None, None):
         return whole
     if model.tuning == tuning:
         return model
@@ -41,8 +63,7 @@ def tuned(model: Model, chosen: Chosen) -> Model:
 
 
 def _made(model: Model, tuning: Tuning) -> Model:
-    assert tuning.freeze is not None
-    program = frozen(model.program, tuning.freeze)
+    program = _adapted(model, tuning.lora) if tuning.lora is not None else _frozen(model.program, tuning.freeze or "")
     own = Model(model.name, model.model_type, program, model.fields, model.notes)
     own.tuning, own.whole = tuning, model
     if not own.trainable_parameters:
@@ -50,7 +71,13 @@ def _made(model: Model, tuning: Tuning) -> Model:
     return own
 
 
-def frozen(program: Program, text: str) -> Program:
+def _adapted(model: Model, lora: Lora) -> Program:
+    if model.program.source:
+        refuse("lora_rank", lora.rank, f"for a {model.model_type}, which is traced, {NOT_YET}0")
+    return with_adapters(model.program, LoraAdapters(lora, adapted_by(model, lora.targets, lora.rank)))
+
+
+def _frozen(program: Program, text: str) -> Program:
     """Return a copy of the program in which the parts that `text` names want no gradient."""
     held: dict[int | None, set[str]] = {}
     places = frozen_by(text, program)

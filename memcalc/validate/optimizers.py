@@ -110,6 +110,11 @@ class MasterWeights:
         self.optimizer = make(setup, [self.masters], [of[id(p)] for p in matrices])
 
     @property
+    def copies(self) -> list[Parameter]:
+        """Return the masters that are no fp32 weights themselves."""
+        return [m for m, p in zip(self.masters, self.parameters, strict=True) if p.dtype is not torch.float32]
+
+    @property
     def state(self) -> Any:
         return self.optimizer.state
 

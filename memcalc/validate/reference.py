@@ -21,7 +21,7 @@ from memcalc.families import support_of
 from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, to_run
 from memcalc.tracing.step import recompute
 from memcalc.validate.context_parallel import whole_sequences
-from memcalc.validate.tuning import freeze, require_input_grads
+from memcalc.validate.tuning import require_input_grads, tune
 from memcalc.validate.ulysses import part_of_batch
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Job(NamedTuple):
     def states(self) -> list[Any]:
         """Return the optimizer's states, fp32 copies of weights included."""
         kept = [s for state in self.optimizer.state.values() for s in state.values()]
-        return [s for s in (*kept, *getattr(self.optimizer, "masters", ())) if isinstance(s, torch.Tensor)]
+        return [s for s in (*kept, *getattr(self.optimizer, "copies", ())) if isinstance(s, torch.Tensor)]
 
 
 Enter = Callable[[str], None]
@@ -103,7 +103,7 @@ def build(setup: Setup, of: Model, fields: dict[str, Any]) -> Module:
             recompute(model, per_op if setup.recompute == "op" else None)
         if setup.recompute_layers is not None:
             _recompute_first(model, setup.recompute_layers)
-        freeze(model, of.program)
+        model = tune(model, setup, of.program)
         require_input_grads(model, setup)
     return model
 

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from memcalc.errors import InputError, one_line
+from memcalc.tracing.modules import cast_tensors
 from memcalc.tuning.parts import full_name
 
 if TYPE_CHECKING:
@@ -14,10 +20,68 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 
-def freeze(module: Module, program: Program) -> None:
+def tune(module: Module, setup: Setup, program: Program) -> Module:
+    """Return the module with the setup's adapters or frozen weights."""
+    if setup.lora_rank:
+        return _with_adapters(module, setup)
+    if program.held:
+        _freeze(module, program)
+    return module
+
+
+def _with_adapters(module: Any, setup: Setup) -> Module:
+    """Return the module with peft's adapters in it. Raises InputError without peft."""
+    try:
+        import peft
+    except ImportError as error:
+        why = f"needs pip install 'memcalc-llm[adapters]' to be run ({one_line(error)})"
+        raise InputError(f"--lora-rank {setup.lora_rank}: {why}") from None
+    targets = setup.lora_targets or "default"
+    options: dict[str, Any] = {"lora_dropout": setup.lora_dropout, "bias": setup.lora_bias}
+    config = peft.LoraConfig(
+        r=setup.lora_rank,
+        target_modules=None if targets == "default" else targets if targets == "all-linear" else _listed(targets),
+        **options,
+    )
+    with _cast_like_the_base():
+        adapted: Any = peft.get_peft_model(module, config, autocast_adapter_dtype=setup.adapter_dtype == "fp32")
+    return adapted.get_base_model()
+
+
+@contextlib.contextmanager
+def _cast_like_the_base() -> Iterator[None]:
+    """Let peft cast an adapter to the dtype of its base tensor by tensor, and move nothing: `Module.to` fails on fake
+    tensors, and all tensors are on one device."""
+    from peft.tuners import tuners_utils
+
+    tuner_layer: Any = tuners_utils.BaseTunerLayer
+
+    def move(layer: Any, adapter_name: str, device: Any = None) -> None:
+        dtype = layer.get_base_layer().weight.dtype
+        for name in layer.adapter_layer_names:
+            own = getattr(layer, name)
+            if adapter_name in own and isinstance(own[adapter_name], torch.nn.Module):
+                cast_tensors(own[adapter_name], dtype)
+
+    def stay(module: Any, *_: Any, **__: Any) -> Any:
+        return module
+
+    moves, to = tuner_layer._move_adapter_to_device_of_base_layer, torch.nn.Module.to
+    tuner_layer._move_adapter_to_device_of_base_layer = move
+    torch.nn.Module.to = stay  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.to = to  # type: ignore[method-assign]
+        tuner_layer._move_adapter_to_device_of_base_layer = moves
+
+
+def _listed(targets: str) -> list[str]:
+    return [name.strip() for name in targets.replace("+", ",").split(",")]
+
+
+def _freeze(module: Module, program: Program) -> None:
     """Freeze the weights of a module that want no gradient in the program."""
-    if not program.held:
-        return
     wants = {full_name(weight): program.wants_gradient(weight) for weight in program.weights()}
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(wants[name])

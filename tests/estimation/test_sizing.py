@@ -28,7 +28,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "kernels": ("hf", "fused", "megatron"), "engine": ("none", "ddp", "fsdp2", "deepspeed", "megatron"),
     "gpu": ("a100-40gb", "h100-80gb"), "network_gbps": (100, 400),
     "gemm_efficiency": (0.5,), "attention_efficiency": (0.3,), "memory_efficiency": (0.5,),
-    "sync_each_micro_batch": (True, False), "freeze": ("norms",), "input_require_grads": (True, False),
+    "sync_each_micro_batch": (True, False), "freeze": ("norms",), "lora_rank": (8,), "lora_targets": ("all-linear",),
+    "lora_dropout": (0.1,), "lora_bias": ("all",), "adapter_dtype": ("bf16",), "input_require_grads": (True, False),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}

@@ -139,17 +139,29 @@ def weight_rows(
     life: str,
     suffix: str = "",
     source: str | None = None,
+    own_dtypes: bool = False,
+    of: Callable[[Weight], bool] | None = None,
 ) -> list[Row]:
     """Return one row per weight class: parameters, copies of them for an optimizer, or rows of the weights that get a
-    gradient."""
+    gradient. With `own_dtypes`, weights that have a dtype of their own keep it. `of` chooses weights."""
     program = model.program
+
+    def dtype_of(weight: Weight) -> DType:
+        return weight.dtype if own_dtypes and weight.dtype is not None else dtype
+
     read = program.source or source or program.weights_source
     copies = {"parameters": model.copies, "optimizer_states": model.trainable}.get(component, model.trained)
     return [
-        Row(component, w.name + suffix, w.shape, dtype, copies(w), life, program.basis, read)  # type: ignore[arg-type]
+        Row(component, w.name + suffix, w.shape, dtype_of(w), copies(w), life, program.basis, read)  # type: ignore[arg-type]
         for w in model.weight_classes
-        if copies(w)
+        if copies(w) and (of is None or of(w))
     ]
+
+
+def trained_dtype(model: Model, setup: Setup) -> DType:
+    """Return the dtype of the weights that train, or of the most that do: that of the adapters if they have one."""
+    own = (w.dtype for w in model.weight_classes if w.dtype is not None and model.trained(w))
+    return next(own, setup.compute_dtype) if setup.keeps_adapter_dtype else setup.compute_dtype
 
 
 def padding_row(model: Model) -> Row:

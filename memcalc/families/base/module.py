@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from memcalc.core.autograd import Constant, Leaf, Node, no_kernel
 from memcalc.core.checkpoint import checkpoint
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from memcalc.core.selective import Policy
     from memcalc.layout.tensor_parallel import TensorParallel
 
+BASE: Final = "base_layer"
+"""peft's name of the layer that an adapter is around."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -37,6 +39,8 @@ class Weight(NamedTuple):
     shape: Shape
     component: str
     layer: int | None = None
+    dtype: DType | None = None
+    """The dtype of the parameter if it is not the model's."""
 
 
 class Buffer(NamedTuple):
@@ -82,6 +86,26 @@ class Input(NamedTuple):
     name: str
     shape: Shape
     dtype: DType | None = None
+
+
+class LinearCall(NamedTuple):
+    """A call of an nn.Linear or a Conv1D, as a run notes it."""
+
+    fan_in: Dim
+    fan_out: Dim
+    has_bias: bool
+
+
+class Adapters(Protocol):
+    """Adapters around linear layers (`memcalc.tuning.lora`)."""
+
+    def has(self, path: str, layer: int | None) -> bool:
+        """Tell whether the linear layer at `path` has an adapter."""
+        ...
+
+    def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run the adapted module `m`, whose own layer is `base`."""
+        ...
 
 
 class Hooks(Protocol):
@@ -142,6 +166,11 @@ class Run:
     """True if the output of the embeddings wants a gradient even if their weights do not."""
     attention_mask: Tensor | None = None
     """The collator's mask of a padded batch, int64 of (batch, seq); None if no sequence is padded."""
+    adapters: Adapters | None = None
+    own_dtypes: bool = False
+    """True if parameters that have a dtype of their own keep it."""
+    called: dict[tuple[str, int | None], LinearCall] | None = None
+    """The linear layers that have been called, while these are noted."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
     frozen: dict[Storage, int | None] = field(default_factory=dict["Storage", "int | None"])
     """The layer of each parameter that wants no gradient, by the parameter's storage."""
@@ -149,7 +178,8 @@ class Run:
 
     def add_weight(self, weight: Weight, *, wants_gradient: bool = True) -> None:
         """Allocate a parameter and, if it wants a gradient, give it its gradient accumulator."""
-        tensor = new_tensor(self.memory, weight.shape, self.dtype, weight.name, component="parameters")
+        dtype = weight.dtype if self.own_dtypes and weight.dtype is not None else self.dtype
+        tensor = new_tensor(self.memory, weight.shape, dtype, weight.name, component="parameters")
         tensor.name = weight.name
         self.weights[weight.name, weight.layer] = tensor
         if not wants_gradient:
@@ -187,7 +217,16 @@ class Run:
         return out
 
     def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Run the nn.Linear at `path`."""
+        """Run the nn.Linear at `path`, with its adapter if it has one."""
+        layer = self.layer_of(weight) if "*" in path else None
+        if self.called is not None:
+            self.called[path, layer] = LinearCall(weight.shape[1], weight.shape[0], bias is not None)
+        if self.adapters is not None and self.adapters.has(path, layer):
+            m = Module(self, path, layer)
+            return self.adapters.around(m, x, lambda x: self._linear(f"{path}.{BASE}", x, weight, bias))
+        return self._linear(path, x, weight, bias)
+
+    def _linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         visitor = self.memory.visitor
         if visitor is not None:
             visited = visitor.enter(path, self.layer_of(weight), (weight,) if bias is None else (weight, bias))
@@ -241,11 +280,16 @@ class Module:
 
     def weight(self, name: str = "weight") -> Tensor:
         """Return the parameter `name` of this module."""
-        return self.run.weights[f"{self.path}.{name}", self.layer]
+        found = self.optional(name)
+        if found is None:
+            raise KeyError(f"{self.path}.{name}", self.layer)
+        return found
 
     def optional(self, name: str) -> Tensor | None:
         """Return the parameter `name` of this module; None if the configuration leaves it out."""
-        return self.run.weights.get((f"{self.path}.{name}", self.layer))
+        weights = self.run.weights
+        found = weights.get((f"{self.path}.{name}", self.layer))
+        return weights.get((f"{self.path}.{BASE}.{name}", self.layer)) if found is None and self.run.adapters else found
 
     def buffer(self, name: str) -> Tensor:
         """Return the buffer `name` of this module."""
@@ -257,7 +301,15 @@ class Module:
         return self.run.linear(self.path, x, self.weight(), self.optional("bias"))
 
     def conv1d(self, x: Tensor) -> Tensor:
-        """Run this module as transformers' Conv1D."""
+        """Run this module as transformers' Conv1D, with its adapter if it has one."""
+        run, weight = self.run, self.weight()
+        if run.called is not None:
+            run.called[self.path, self.layer] = LinearCall(weight.shape[0], weight.shape[1], True)
+        if run.adapters is not None and run.adapters.has(self.path, self.layer):
+            return run.adapters.around(self, x, (self / BASE)._conv1d)
+        return self._conv1d(x)
+
+    def _conv1d(self, x: Tensor) -> Tensor:
         visitor = self.memory.visitor
         if visitor is None:
             return conv1d(x, self.weight(), self.weight("bias"))

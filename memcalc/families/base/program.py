@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.config import FamilyConfig
-    from memcalc.families.base.module import Buffer, Module, Run
+    from memcalc.families.base.module import Adapters, Buffer, Module, Run
     from memcalc.layout.tensor_parallel import TensorParallel
 
 
@@ -128,10 +128,15 @@ class Program:
         """Tell whether a weight gets a gradient: it wants one, and the step reaches it."""
         return weight.name not in self.untrained and self.wants_gradient(weight)
 
+    @property
+    def has_frozen(self) -> bool:
+        """Tell whether the user has frozen some weights."""
+        return bool(self.held)
+
     @cached_property
     def idle(self) -> Mapping[tuple[str, Shape], int]:
         """Count the weights of a name and shape that get no gradient."""
-        if not self.untrained and not self.held:
+        if not self.untrained and not self.has_frozen:
             return {}
         return Counter((w.name, w.shape) for w in self.weights() if not self.gets_gradient(w))
 
@@ -251,10 +256,17 @@ class Program:
         """Return the variant of layer `i`. Layers of equal variants have equal weights and cost the same."""
         return None
 
+    adapters: Adapters | None = None
+    """The adapters around linear layers."""
+
     def pattern(self) -> tuple[int, int] | None:
         """Return (lead, period): the stack repeats every `period` layers after `lead` layers. Return None if it does
         not repeat."""
-        return pattern_of([(self.variant(i), self.held.get(i)) for i in range(self.layers)])
+        return pattern_of([(self.variant(i), self.held.get(i), self.adapted(i)) for i in range(self.layers)])
+
+    def adapted(self, i: int) -> Hashable:
+        """Return the adapters in layer `i`."""
+        return None
 
     def stack(self, path: str) -> Iterator[Weight]:
         """Yield the weights of all layers under `path`, layer by layer. Those of one variant are made once."""
@@ -307,8 +319,8 @@ def stacked(
     for i, variant in enumerate(variants):
         if variant not in written:
             written[variant] = [w._replace(name=f"{path}.*.{w.name}") for w in layer_weights(i)]
-        for name, shape, component, _ in written[variant]:
-            yield Weight(name, shape, component, i)
+        for weight in written[variant]:
+            yield Weight(weight.name, weight.shape, weight.component, i)
 
 
 def pattern_of(variants: Sequence[Hashable]) -> tuple[int, int] | None:

@@ -1,0 +1,85 @@
+"""LoRA as peft runs it: two thin matrices beside a frozen linear layer (peft/tuners/lora/layer.py, Linear).
+
+The input is cast to the adapter's dtype, so with fp32 adapters over a 16-bit base every adapted layer keeps an fp32 copy of
+its input. The layer's own output is cast back behind the sum.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import add, cast, dropout, scale
+from memcalc.families.base.module import BASE, Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from memcalc.core.dtypes import DType
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import LinearCall, Module
+
+COMPONENT: Final = "adapters"
+DOWN: Final = "lora_A.default"
+UP: Final = "lora_B.default"
+DROPOUT: Final = "lora_dropout.default"
+
+Place = tuple[str, int | None]
+"""A module: its path with `*` for the number of its layer, and that number."""
+
+
+class Lora(NamedTuple):
+    """The options of an adapter."""
+
+    rank: int
+    targets: str
+    dropout: float
+    bias: str
+    """The biases that train: none, all, lora_only."""
+    dtype: str
+    """The dtype of the adapters over a 16-bit base; fp32 is peft's own (`autocast_adapter_dtype`)."""
+
+
+class LoraAdapters(NamedTuple):
+    """The adapters of a model."""
+
+    how: Lora
+    calls: Mapping[Place, LinearCall]
+    """The adapted linear layers."""
+
+    def has(self, path: str, layer: int | None) -> bool:
+        return (path, layer) in self.calls
+
+    def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run lora.Linear.forward."""
+        with m:
+            result = base(x)
+            torch_result_dtype = result.dtype
+            x = cast(x, (m / DOWN).weight().dtype, "input cast for the adapter")
+            result = add(result, scale((m / UP).linear((m / DOWN).linear(self._dropped(m, x))), "mul"))
+            return cast(result, torch_result_dtype)
+
+    def _dropped(self, m: Module, x: Tensor) -> Tensor:
+        with m / DROPOUT:
+            return dropout(x, self.how.dropout)
+
+    def weights(self, place: Place) -> Iterator[Weight]:
+        """Yield the matrices of an adapter."""
+        path, layer = place
+        call, rank, dtype = self.calls[place], Dim("rank", self.how.rank), self.dtype
+        yield Weight(f"{path}.{DOWN}.weight", (rank, call.fan_in), COMPONENT, layer, dtype)
+        yield Weight(f"{path}.{UP}.weight", (call.fan_out, rank), COMPONENT, layer, dtype)
+
+    @property
+    def dtype(self) -> DType | None:
+        """Return the dtype of the matrices if it is not the base's."""
+        return fp32 if self.how.dtype == "fp32" else None
+
+    def trains(self, weight: Weight) -> bool:
+        """Tell whether a weight of the adapted model trains."""
+        if weight.component == COMPONENT:
+            return True
+        if not weight.name.endswith(".bias"):
+            return False
+        return self.how.bias == "all" or (self.how.bias == "lora_only" and weight.name.endswith(f".{BASE}.bias"))
