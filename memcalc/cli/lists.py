@@ -63,7 +63,7 @@ def _value(name: str, word: str) -> Any:
         return _STATES.get(word, word)
     if name in WHOLE:
         return _converted(int, word)
-    if name in (*EFFICIENCIES, "network_gbps", "expert_imbalance"):
+    if name in (*EFFICIENCIES, "network_gbps", "expert_imbalance", "lora_dropout"):
         return _converted(float, word)
     return word
 

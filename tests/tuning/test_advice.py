@@ -10,9 +10,7 @@ from memcalc.report.notes import notes
 
 
 def test_adapters_of_the_bases_dtype_are_proposed() -> None:
-    report = memcalc.estimate(
-        "llama-7b", lora_rank=16, lora_targets="all-linear", precision="bf16", micro_batch_size=8, gpu="a100-40gb"
-    )
+    report = memcalc.estimate("llama-7b", lora_rank=16, lora_targets="all-linear", precision="bf16", micro_batch_size=4)
     assert any("--adapter-dtype bf16" in one.flags for one in advice(report))
     less = memcalc.estimate(LLAMA, lora_rank=4, precision="bf16", adapter_dtype="bf16")
     assert not any("adapter" in one.flags for one in advice(less))
