@@ -223,22 +223,6 @@ def check_pipeline(options: Options, micro_batches: int, model: Model | None) ->
     check_stages(options, micro_batches, model)
 
 
-def check_ddp(model: Model | None) -> None:
-    """Refuse weights that get no gradient: DDP's bucket waits for them forever, with `find_unused_parameters` off
-    (torch/nn/parallel/distributed.py)."""
-    if model is not None and _has_unreached(model):
-        why = f"DDP fails in its second step if some weights get no gradient, as in this {model.model_type}"
-        refuse("engine", "ddp", f"{why} (find_unused_parameters is off); allowed: deepspeed")
-
-
-def _has_unreached(model: Model) -> bool:
-    """Tell whether some weights want a gradient and get none."""
-    program = model.program
-    return bool(program.untrained) and any(
-        program.wants_gradient(w) and not program.gets_gradient(w) for w in program.weights()
-    )
-
-
 def check_fsdp2(options: Options, model: Model | None) -> None:
     """Raise InputError for stages, models and optimizers that `fully_shard` is not modelled for."""
     if options.zero == 0:

@@ -21,7 +21,6 @@ from memcalc.setup.methods import (
 )
 from memcalc.setup.refusals import (
     check_context_parallel,
-    check_ddp,
     check_fsdp2,
     check_megatron,
     check_modelled,
@@ -29,7 +28,7 @@ from memcalc.setup.refusals import (
     check_sequence_parallel,
 )
 from memcalc.setup.speeds import given_share, network_gbps
-from memcalc.setup.tuning_checks import adapter_options, check_tuning, input_require_grads_of
+from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import zero_sizes
 from memcalc.tuning.tuned import tuned

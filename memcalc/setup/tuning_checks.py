@@ -1,4 +1,4 @@
-"""Refusals of models of which a part trains, and the defaults of adapters."""
+"""Refusals of models of which a part trains or is not reached, and the defaults of adapters."""
 
 from __future__ import annotations
 
@@ -61,6 +61,22 @@ def _check_dtype(options: Options, engine: str, precision: str) -> None:
 
 def _either(base: str) -> str:
     return "fp32" if base == "fp32" else f"fp32, {base}"
+
+
+def check_ddp(model: Model | None) -> None:
+    """Refuse weights that get no gradient: DDP's bucket waits for them forever, with `find_unused_parameters` off
+    (torch/nn/parallel/distributed.py)."""
+    if model is not None and _has_unreached(model):
+        why = f"DDP fails in its second step if some weights get no gradient, as in this {model.model_type}"
+        refuse("engine", "ddp", f"{why} (find_unused_parameters is off); allowed: deepspeed")
+
+
+def _has_unreached(model: Model) -> bool:
+    """Tell whether some weights want a gradient and get none."""
+    program = model.program
+    return bool(program.untrained) and any(
+        program.wants_gradient(w) and not program.gets_gradient(w) for w in program.weights()
+    )
 
 
 def adapter_options(options: Options) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def _with_adapters(module: Any, setup: Setup) -> Module:
     """Return the module with peft's adapters in it. Raises InputError without peft."""
     try:
         import peft
-    except ImportError as error:
+    except Exception as error:  # the import looks for other packages, which can fail in any way
         why = f"needs pip install 'memcalc-llm[adapters]' to be run ({one_line(error)})"
         raise InputError(f"--lora-rank {setup.lora_rank}: {why}") from None
     targets = setup.lora_targets or "default"
