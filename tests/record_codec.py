@@ -70,7 +70,9 @@ def _is_default(value: Any, default: Any) -> bool:
 def _report(report: Any) -> dict[str, Any]:
     """What of an estimate decides how its setup is run: the model's fields, the options and the rank, no numbers."""
     given = {
-        name: argument(one) for name, one in report.setup._asdict().items() if one is not None and one is not False
+        name: argument(one)
+        for name, one in report.setup._asdict().items()
+        if one is not None and one is not False and (name, one) != ("lora_rank", 0)  # as before there were adapters
     }
     rank = {"number": report.rank.number, "cp": report.rank.cp}
     return {"fields": argument(report.model.fields), "setup": given, "rank": rank}
