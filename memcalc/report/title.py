@@ -34,6 +34,7 @@ def title_words(report: Report) -> tuple[str, list[str]]:
     engine = s.engine if s.engine != "none" else "plain PyTorch"
     parts.append(f"{engine}, ZeRO {s.zero}" if s.zero or s.engine == "deepspeed" else engine)
     parts += _layout(report)
+    parts += _trained(s)
     parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
     if s.clip_grad_norm:
         parts.append("gradients clipped")
@@ -54,6 +55,12 @@ def title_words(report: Report) -> tuple[str, list[str]]:
     else:
         parts.append("model states only")
     return model.name or count, parts
+
+
+def _trained(s: Setup) -> list[str]:
+    """Return what trains, if it is not the whole model."""
+    adapters = [f"adapters of rank {s.lora_rank}"] if s.lora_rank else []
+    return [*adapters, *([f"frozen: {s.freeze}"] if s.freeze else [])]
 
 
 def _reduced(s: Setup) -> str:

@@ -9,6 +9,7 @@ from memcalc.core.dtypes import DType, bf16, fp16, fp32
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
+from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.methods import (
     attention_of,
     cp_comm_type_of,
@@ -203,8 +204,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     precision = precision_of(options, engine, model)
     check_tuning(options, engine, precision, model)
     check_modelled(options, engine, model)
-    seq_len = None if model is None else _seq_len(options, model)
-    global_batch_size = _global_batch_size(options, dp)
+    seq_len = None if model is None else seq_len_of(options, model)
+    global_batch_size = global_batch_size_of(options, dp)
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     elif engine == "fsdp2" and options.pp > 1:
@@ -365,34 +366,6 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
     if engine in ("none", "ddp"):
         refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
     return group
-
-
-def _seq_len(options: Options, model: Model) -> int:
-    program = model.program
-    if options.seq_len is not None and not program.has_sequence:
-        refuse("seq_len", options.seq_len, f"a {model.model_type} is trained on images; allowed: leave it out")
-    if options.seq_len is None:
-        return min(2048, program.max_seq_len or 2048)
-    if program.positions_limit is not None and options.seq_len > program.positions_limit:
-        refuse(
-            "seq_len",
-            options.seq_len,
-            f"{model.name} has {program.positions_limit} positions; allowed: 1 to {program.positions_limit}",
-        )
-    return options.seq_len
-
-
-def _global_batch_size(options: Options, dp: int) -> int:
-    unit = dp * options.micro_batch_size
-    if options.global_batch_size is None:
-        return unit
-    if options.global_batch_size % unit:
-        refuse(
-            "global_batch_size",
-            options.global_batch_size,
-            f"does not divide by dp {dp} · micro-batch {options.micro_batch_size} = {unit}; allowed: a multiple of {unit}",
-        )
-    return options.global_batch_size
 
 
 def _expert_imbalance(options: Options, model: Model | None) -> float:

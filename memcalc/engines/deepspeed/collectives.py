@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from memcalc.core.dims import numel
 from memcalc.core.dtypes import DType, fp32
+from memcalc.engines.deepspeed.sub_groups import persistent, sub_groups_of
 from memcalc.engines.deepspeed.zero3_step import EXPERTS
 from memcalc.engines.deepspeed.zero_layout import (
     ENGINE,
@@ -22,12 +23,10 @@ from memcalc.engines.deepspeed.zero_layout import (
     flat,
     frozen,
     groups_of,
-    persistent,
     ready_order,
     reduced_in_order,
     sent_dtype,
     sizes_of,
-    sub_groups_of,
     thresholds_of,
     unreached,
 )

@@ -20,18 +20,12 @@ from memcalc.core.dims import Dim, numel
 from memcalc.core.dtypes import DType, boolean, fp32, fp64
 from memcalc.core.ops.matmul import linear
 from memcalc.core.rows import Row, shard
-from memcalc.engines.base.holdings import (
-    Flush,
-    Holdings,
-    input_rows,
-    state_rows,
-    step_temporaries,
-    weight_rows,
-)
+from memcalc.engines.base.holdings import Flush, Holdings, input_rows, state_rows, step_temporaries, weight_rows
 from memcalc.engines.deepspeed.collectives import collectives, textbook
 from memcalc.engines.deepspeed.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.deepspeed.notes import NoteGradients, NoteModules
 from memcalc.engines.deepspeed.order import order_of
+from memcalc.engines.deepspeed.sub_groups import persistent, sub_groups_of
 from memcalc.engines.deepspeed.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.deepspeed.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.deepspeed.zero3_leaves import leaf_modules
@@ -55,11 +49,9 @@ from memcalc.engines.deepspeed.zero_layout import (
     over,
     own_elements,
     partitions,
-    persistent,
     sent_dtype,
     sizes_of,
     straddling_elements,
-    sub_groups_of,
     thresholds_of,
     unreached,
     whole_of,

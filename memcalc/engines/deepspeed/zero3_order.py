@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dtypes import fp16, fp32, fp64
 from memcalc.engines.base.script import Event, Script, Scripts
-from memcalc.engines.deepspeed.zero_layout import (
-    SubGroup,
-    frozen,
-    groups_of,
-    persistent,
-    sent_dtype,
-    sizes_of,
-    sub_groups_of,
-)
+from memcalc.engines.deepspeed.sub_groups import SubGroup, persistent, sub_groups_of
+from memcalc.engines.deepspeed.zero_layout import frozen, groups_of, sent_dtype, sizes_of
 from memcalc.engines.deepspeed.zero_optimizer import states_come, steps
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from records import on_record
 import memcalc
 from memcalc.engines import load_engine
 from memcalc.engines.deepspeed import zero_layout as deepspeed
+from memcalc.engines.deepspeed.sub_groups import sub_groups
 from memcalc.estimation.report import Report
 
 CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -122,7 +123,7 @@ def test_buckets_hold_every_gradient_once(sizes: list[int]) -> None:
     made = deepspeed.buckets_before_exceeding(sizes, 500_000_000)
     assert [i for bucket in made for i in bucket] == list(range(len(sizes)))
     assert all(sum(sizes[i] for i in bucket) <= 500_000_000 or len(bucket) == 1 for bucket in made)
-    assert [n for group in deepspeed.sub_groups(sizes, 10**9) for n in group] == sizes
+    assert [n for group in sub_groups(sizes, 10**9) for n in group] == sizes
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8, 1000])
@@ -224,9 +225,9 @@ def test_thresholds_of_stage_3() -> None:
         return report(sub_group_size=size).phases["step"]
 
     # one group of all, or the largest that closes at 4·10^7 or more: joined in 16 bits, then cast
-    small = max(sum(group) for group in deepspeed.sub_groups([n // 8 for n in sizes], 4 * 10**7))
+    small = max(sum(group) for group in sub_groups([n // 8 for n in sizes], 4 * 10**7))
     assert 4 * 10**7 <= small < 6 * 10**7
-    groups = len(deepspeed.sub_groups([n // 8 for n in sizes], 4 * 10**7))
+    groups = len(sub_groups([n // 8 for n in sizes], 4 * 10**7))
     assert step(10**9) - step(4 * 10**7) == 6 * (sum(sizes) // 8 - small) - 8 * (groups - 1)  # a norm of each
 
 
