@@ -28,7 +28,9 @@ def fit(
     params: o.Params = None,
     solve: Annotated[
         str | None,
-        o.option("micro-batch-size, seq-len, gpus, layers, params: what to search for.", "Output", "--solve"),
+        o.option(
+            "micro-batch-size, seq-len, gpus, layers, params, lora-rank: what to search for.", "Output", "--solve"
+        ),
     ] = None,
     max_gpus: Annotated[
         int | None, o.option("Most GPUs that --solve gpus tries. (default: 1024)", "Output", "--max-gpus")

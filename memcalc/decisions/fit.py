@@ -134,8 +134,6 @@ def _quantity(solve: str | None) -> Any:
     solve = solve and solve.replace("_", "-")
     if solve is None:
         raise InputError(f"--solve: missing; allowed: {allowed}; as in: {EXAMPLE}")
-    if solve == "lora-rank":
-        raise InputError(f"--solve lora-rank: adapters are not modelled by this version; allowed: {allowed}")
     if solve not in QUANTITIES:
         raise InputError(f"--solve {one_line(solve)}: allowed: {allowed}")
     return QUANTITIES[solve]

@@ -118,6 +118,14 @@ def layers(asked: Asked) -> Quantity:
     return Quantity("layers", values, case, f"{_MOST_LAYERS:,} layers are the most that are tried")
 
 
+def lora_rank(asked: Asked) -> Quantity:
+    """Return the ranks of LoRA adapters."""
+    _model(asked, "lora-rank")
+    case = _with_option(asked, "lora_rank")
+    case(1).resolved()
+    return Quantity("lora-rank", range(1, WHOLE["lora_rank"][1] + 1), case, "no larger rank is allowed")
+
+
 def params(asked: Asked) -> Quantity:
     """Return the numbers of parameters whose model states are sized."""
     if asked.model is not None:
@@ -135,6 +143,7 @@ QUANTITIES: Final[Mapping[str, Callable[[Asked], Quantity]]] = {
     "gpus": gpus,
     "layers": layers,
     "params": params,
+    "lora-rank": lora_rank,
 }
 """The quantities by name."""
 

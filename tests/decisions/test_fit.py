@@ -102,6 +102,15 @@ def test_the_fewest_gpus(model: str, options: dict[str, Any]) -> None:
     check(found, model, options)
 
 
+@pytest.mark.parametrize("targets", ["default", "all-linear"])
+def test_the_largest_rank_of_adapters(targets: str) -> None:
+    options = {"gpu": "t4", "precision": "fp32", "seq_len": 512, "lora_targets": targets}
+    found = fit("lora-rank", "gpt2", **options)
+    assert found.value is not None
+    assert memcalc.estimate("gpt2", lora_rank=found.value, **options).fits
+    assert not memcalc.estimate("gpt2", lora_rank=found.value + 1, **options).fits
+
+
 @pytest.mark.parametrize("options", [{"gpu": "h100-80gb"}, {"gpus": 64, "zero": 2, "gpu": "a100-40gb"}])
 def test_the_most_parameters(options: dict[str, Any]) -> None:
     found = fit("params", **options)
@@ -198,7 +207,13 @@ def test_the_short_way_to_a_verdict_ends_at_the_full_one(engine: str) -> None:
     [
         (None, {"model": "gpt2"}, "--solve: missing; allowed: micro-batch-size"),
         ("x", {"model": "gpt2"}, "--solve x: allowed: micro-batch-size"),
-        ("lora-rank", {"model": "gpt2", "gpu": "t4"}, "--solve lora-rank: adapters are not modelled"),
+        ("lora-rank", {"params": "7B", "gpu": "t4"}, "--solve lora-rank: needs --model"),
+        (
+            "lora-rank",
+            {"model": "gpt2", "gpu": "t4", "lora_rank": 8},
+            "--lora-rank 8: is what --solve lora-rank searches",
+        ),
+        ("lora-rank", {"model": "phi-3-mini", "gpu": "t4"}, "peft has no default for a phi3"),
         ("gpus", {"model": "gpt2"}, "--gpu: missing"),
         ("gpus", {"gpu": "t4"}, "--model or --params: exactly one"),
         ("gpus", {"model": "gpt2", "params": "7B", "gpu": "t4"}, "--model or --params: exactly one"),
