@@ -31,6 +31,7 @@ PAPERS: dict[str, str] = {
     "2005.14165": "Brown et al., Language Models are Few-Shot Learners (GPT-3)",
     "2006.16668": "Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding",
     "2104.04473": "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    "2106.09685": "Hu et al., LoRA: Low-Rank Adaptation of Large Language Models",
     "2110.02861": "Dettmers et al., 8-bit Optimizers via Block-wise Quantization",
     "2203.13474": "Nijkamp et al., CodeGen",
     "2204.02311": "Chowdhery et al., PaLM: Scaling Language Modeling with Pathways",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.explanation.words import Words
+from memcalc.tuning.lora import COMPONENT as ADAPTERS
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -64,6 +65,22 @@ def _experts_per_token(report: Report) -> int:
     return experts.per_token
 
 
+def _rank(report: Report) -> int:
+    if not report.setup.lora_rank:
+        raise InputError("--lora-rank 0: the rule is about adapters; allowed: 1 or more")
+    return report.setup.lora_rank
+
+
+def _of_base(report: Report) -> int:
+    _rank(report)
+    return report.model.whole.num_parameters
+
+
+def _adapted(report: Report) -> int:
+    _rank(report)
+    return sum(weight.component == ADAPTERS for weight in report.model.program.weights()) // 2
+
+
 LETTERS: Final[dict[str, Letter]] = {
     "Φ": Letter(Words("parameters", "参数量"), _of_model("num_parameters")),
     "A": Letter(Words("parameters that a token uses", "每个 token 激活的参数量"), _of_model("active_parameters")),
@@ -85,6 +102,9 @@ LETTERS: Final[dict[str, Letter]] = {
     "d": Letter(Words("size of a head", "每个头的维度"), _of_architecture("head_dim")),
     "f": Letter(Words("width of the MLP", "MLP 宽度"), _of_architecture("ffn")),
     "V": Letter(Words("vocabulary", "词表大小"), _of_architecture("vocab")),
+    "B": Letter(Words("parameters of the base", "底座的参数量"), _of_base),
+    "M": Letter(Words("adapted matrices", "被适配的矩阵数"), _adapted),
+    "r": Letter(Words("rank of the adapters", "适配器的秩"), _rank),
     "K": Letter(Words("experts of a token", "每个 token 的专家数"), _experts_per_token),
 }
 

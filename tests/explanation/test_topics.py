@@ -44,6 +44,7 @@ NAMES = [
     "optimizers",
     "trillion",
     "encoder-decoder-stages",
+    "lora",
 ]
 
 

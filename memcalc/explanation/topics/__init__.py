@@ -20,6 +20,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "activations",
         "recompute",
         "batch-and-sequence",
+        "lora",
         "tensor-parallel",
         "sequence-parallel",
         "context-parallel",
