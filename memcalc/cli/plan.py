@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -63,6 +61,7 @@ def plan(
     from shutil import get_terminal_size
 
     from memcalc.cli.output import answering
+    from memcalc.cli.streams import interrupts_raise
     from memcalc.cli.waiting import counting
     from memcalc.errors import InputError
     from memcalc.planning.plan import plan as run
@@ -80,7 +79,7 @@ def plan(
     }  # fmt: skip
     goal = {"tokens": tokens, "days": days, "price": price, "budget": budget, "objective": objective}
     gpu, gpus = given.pop("gpu", None), given.pop("gpus")
-    with _stoppable(), counting("layouts") as show:
+    with interrupts_raise(), counting("layouts") as show:
         found = run(chosen, gpu=gpu, gpus=gpus, **goal, top=top, jobs=jobs, progress=show, **limits, **given)
     status = 1 if check and not found.fits else 0
     with answering(status):
@@ -92,19 +91,3 @@ def plan(
             sys.stdout.write("\n".join(lines_of(found, get_terminal_size().columns)) + "\n")
     if status:
         raise typer.Exit(status)
-
-
-@contextmanager
-def _stoppable() -> Generator[None]:
-    """Let Ctrl-C stop the search, which then has its best so far."""
-    import signal
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
