@@ -247,7 +247,7 @@ def test_of_real_ranks_the_reported_one_is_asked(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_hooks_are_shown_what_is_saved(precision: str, attention: str) -> None:
     report = memcalc.estimate(LLAMA, precision=precision, attention=attention, seq_len=24, micro_batch_size=2)
-    module = build(report.setup, "llama", LLAMA)
+    module = build(report.setup, report.model, LLAMA)
     job = cuda.wrapped(report.setup, module, make_batch(report.setup, module.config), None, None)
     assert saved_by_hooks(report.setup, job) == report.total("saved_activations")
     assert all(parameter.grad is None for parameter in module.parameters())

@@ -23,7 +23,7 @@ def test_a_model_that_is_to_be_sharded_is_never_there_as_a_whole(tied: bool) -> 
     with process_group(4), quiet():
         mesh = mesh_of(setup, "cpu")
         with torch.device("meta"):
-            module = build(setup, "llama", fields_of(report.model))
+            module = build(setup, report.model, fields_of(report.model))
         with torch.device("cpu"):
             job = wrapped(setup, module, make_batch(setup, module.config), mesh, None)
         for _ in range(2):
@@ -35,7 +35,7 @@ def test_a_model_that_is_to_be_sharded_is_never_there_as_a_whole(tied: bool) -> 
 def test_ddp_over_a_fake_group_where_nothing_counts() -> None:
     report = memcalc.estimate(LLAMA, gpus=4, seq_len=8, global_batch_size=8, precision="fp32")
     with process_group(4), quiet():
-        module = build(report.setup, "llama", fields_of(report.model))
+        module = build(report.setup, report.model, fields_of(report.model))
         job = wrapped(report.setup, module, make_batch(report.setup, module.config), None, None)
         phases: list[str] = []
         gradients = [job.step(phases.append) for _ in range(3)]
