@@ -3,7 +3,8 @@
 Written from today's modules, with what was otherwise:
 
 - transformers 4.45's loss (`GraniteForCausalLM.forward`): logits are cast to fp32, and all but each sequence's last are copied.
-  Its checkpoints are reentrant (`use_reentrant` not given), over an embedding's output that wants a gradient.
+  Its checkpoints are reentrant (`use_reentrant` not given), over an embedding's output that wants a gradient. 4.48's are the
+  same.
 - torch 1.10: `zero_grad` fills gradients with zeros and keeps them, softmax saves its input beside its result (transformers'
   `softmax_backward_data` has both signatures), dropout's mask has a byte an element, and AdamW goes weight by weight.
 """
@@ -24,6 +25,10 @@ from storage_events import Event, EventMode, renumbered
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+
+import memcalc
+from memcalc.validate.checks import fields_of
+from memcalc.validate.tuning import cast_like_the_base
 
 STEPS = 3
 
@@ -46,6 +51,36 @@ def granite_of_4_45(fields: dict[str, Any], batch: int, seq_len: int) -> list[Ev
         model.enable_input_require_grads()
         _steps(mode, model, loss_of, [(batch, seq_len)], foreach=True, gradients_stay=False, recomputed=True)
     return renumbered(mode.events)
+
+
+@on_record
+def mistral_with_lora_of_4_48(batch: int, seq_len: int) -> list[Event]:
+    """Three steps of Mistral-7B in bf16 with peft's adapters of rank 16 on q, k, v and o, dropout 0.1, clipping and AdamW,
+    foreach; every layer is recomputed. The frame of the model's forward holds the last hidden state and the logits while the
+    loss copies them."""
+    import peft
+
+    def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        hidden = model.model(input_ids=ids).last_hidden_state
+        logits = model.lm_head(hidden)
+        return _causal_loss(logits, ids)
+
+    with _fake() as mode:
+        config = transformers.AutoConfig.for_model(**fields_of(memcalc.load_model("mistral-7b")), use_cache=False)
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.enable_input_require_grads()
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        with cast_like_the_base():
+            peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.1, target_modules=targets))
+        _steps(mode, model, loss_of, [(batch, seq_len)], foreach=True, gradients_stay=False, recomputed=True)
+    return renumbered(mode.events)
+
+
+def _causal_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """ForCausalLMLoss of transformers 4.48 (loss/loss_utils.py)."""
+    logits = logits.float()
+    shifted = logits[..., :-1, :].contiguous()
+    return F.cross_entropy(shifted.view(-1, logits.shape[-1]), ids[..., 1:].contiguous().view(-1))
 
 
 @on_record

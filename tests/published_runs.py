@@ -216,7 +216,7 @@ class OlderRun(NamedTuple):
     model: str | dict[str, Any]
     options: dict[str, Any]
     quantity: str
-    """"reserved" or "device"."""
+    """"allocated", "reserved" or "device"."""
     published: float
     replayed: float
     context: float = 0
@@ -232,8 +232,7 @@ class OlderRun(NamedTuple):
 
     @property
     def estimated(self) -> int:
-        report = self.estimate()
-        return report.reserved if self.quantity == "reserved" else report.device
+        return getattr(self.estimate(), self.quantity)
 
 
 _MARCH_2024: dict[str, Any] = {**_FSDP, "gpus": 8, "micro_batch_size": 8, "seq_len": 2048}
@@ -263,6 +262,30 @@ GRANITE_RUNS = (
 )
 """Of tests/published_measurements.json: transformers 4.45.2 and torch 2.4.1 (fms-acceleration's requirements_granite.txt)."""
 
+_ADAPTED: dict[str, Any] = {
+    **_SFT, "lora_rank": 16, "lora_targets": "q_proj,k_proj,v_proj,o_proj", "lora_dropout": 0.1,
+}  # fmt: skip
+LORA_RUNS = (
+    OlderRun(
+        "Mistral-7B with LoRA, 4 sequences",
+        "mistral-7b",
+        {**_ADAPTED, "micro_batch_size": 4},
+        "allocated",
+        24.87,
+        24.89,
+    ),
+    OlderRun(
+        "Mistral-7B with LoRA, 8 sequences",
+        "mistral-7b",
+        {**_ADAPTED, "micro_batch_size": 8},
+        "allocated",
+        36.08,
+        36.10,
+    ),
+)
+"""fms-acceleration's scripts/benchmarks/refs/a100_80gb.csv (commit 876e2ed): framework none, lora, one GPU, 26 704 571 904 and
+38 742 912 512 bytes of torch.cuda.max_memory_allocated. transformers 4.48.1, peft 0.13.2, torch 2.4.1 (requirements.txt)."""
+
 _BERT: dict[str, Any] = {"seq_len": 512, "precision": "fp32", "attention": "eager", "gpu": "v100-16gb"}
 _BERT_4: dict[str, Any] = {**_BERT, "micro_batch_size": 1, "global_batch_size": 4}
 BERT_RUNS = (
@@ -275,4 +298,4 @@ BERT_RUNS = (
 """transformers' "Performance and scalability" of January 2022: transformers 4.15, torch 1.10 and CUDA 11.2 on a V100 of 16 GB,
 14 949, 8 681 and 6 775 MiB, of which 1 343 are there with one number on the GPU. A classifier; masked tokens are estimated."""
 
-OLDER_RUNS = (*MARCH_2024_RUNS, *GRANITE_RUNS, *BERT_RUNS)
+OLDER_RUNS = (*MARCH_2024_RUNS, *GRANITE_RUNS, *LORA_RUNS, *BERT_RUNS)

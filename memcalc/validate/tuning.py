@@ -43,13 +43,13 @@ def _with_adapters(module: Any, setup: Setup) -> Module:
         target_modules=None if targets == "default" else targets if targets == "all-linear" else _listed(targets),
         **options,
     )
-    with _cast_like_the_base():
+    with cast_like_the_base():
         adapted: Any = peft.get_peft_model(module, config, autocast_adapter_dtype=setup.adapter_dtype == "fp32")
     return adapted.get_base_model()
 
 
 @contextlib.contextmanager
-def _cast_like_the_base() -> Iterator[None]:
+def cast_like_the_base() -> Iterator[None]:
     """Let peft cast an adapter to the dtype of its base tensor by tensor, and move nothing: `Module.to` fails on fake
     tensors, and all tensors are on one device."""
     from peft.tuners import tuners_utils
