@@ -123,6 +123,7 @@ def _communication(report: Report, sums: Sums) -> list[Timed] | Unknown:
             return Unknown(cost.missing)
         wanted[_window(collective, report.setup)] += cost.seconds * _covered(collective)
     room = _rooms(sums, report.setup.micro_batches)
+    room["backward"] -= min(room["last backward"], wanted["last backward"])  # what the last one hides, it hides alone
     share = {window: min(1.0, room[window] / seconds) if seconds else 0.0 for window, seconds in wanted.items()}
     for collective, cost in zip(report.collectives, report.costs, strict=True):
         assert not isinstance(cost, NoCost)
