@@ -50,6 +50,9 @@ def _heading(plans: Plans, width: int) -> list[str]:
         out += _wrapped(_nothing_fits(plans.no_fit), width)
     elif not plans.plans and plans.best_missing is not None:
         out += _wrapped(_misses(plans, plans.best_missing), width)
+    elif not plans.plans and plans.counts.unknown:
+        ((why, count),) = plans.counts.unknown.most_common(1)
+        out += _wrapped(f"no layout has a time that is known; {count:,} of them: {why}", width)
     elif not plans.plans:
         out += _wrapped("no layout was found to fit", width)
     return out

@@ -97,3 +97,9 @@ def test_the_plans_of_the_pages_are_what_is_printed(
         for line in shown.splitlines():
             if line.strip() != "…" and " layouts in " not in line:
                 assert line in printed, line
+
+
+def test_it_says_why_no_time_is_known(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    asked = ("plan", "gpt2", "--gpu", "t4", "--gpus", "2", "--global-batch-size", "8", "-s", "128", "--jobs", "1")
+    assert "t4 has no known rate for bf16" in here(capsys, *asked).stdout
