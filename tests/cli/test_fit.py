@@ -50,7 +50,6 @@ def test_output_to_a_pipe_is_plain() -> None:
     [
         ("gpt2 --gpu t4", ("--solve: missing", "micro-batch-size", "memcalc fit llama-7b")),
         ("gpt2 --solve zz --gpu t4", ("--solve zz", "micro-batch-size")),
-        ("gpt2 --solve lora-rank --gpu t4", ("--solve lora-rank", "adapters", "micro-batch-size")),
         ("gpt2 --solve gpus", ("--gpu: missing",)),
         ("--solve gpus --gpu t4", ("--model or --params",)),
         ("gpt2 --solve gpus --gpu t4 -g 8", ("--gpus 8", "leave it out")),
