@@ -29,8 +29,9 @@ _PATIENCE: Final = 3.0
 _RUNS_OF_FRONT: Final = 24
 """The layouts whose own run is made for the front of time against memory."""
 _LOOKS_OF_FRONT: Final = 300
+"""The layouts that are looked at for it, most of them by a bound alone. Both numbers keep the picture within a second or two."""
 _SMALLER: Final = 0.97
-"""The share of the least memory so far below which a layout is the front's next step."""
+"""The share of the least memory so far below which a layout is the front's next step: a row of the picture is a tenth."""
 ALLOCATOR: Final = "what the allocator reserves"
 
 
