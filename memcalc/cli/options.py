@@ -12,8 +12,8 @@ from memcalc.registry import ENGINES, OPTIMIZERS
 
 _MODEL = "Model and precision"
 _PARALLEL = "GPUs and parallelism"
-_METHOD = "Batch and method"
-_BATCH = _METHOD
+METHOD = "Batch and method"
+_BATCH = METHOD
 KNOBS = "Knobs of one engine"
 SWITCHES = (
     "sequence_parallel",
@@ -217,25 +217,25 @@ ExpertImbalance = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    option(f"{', '.join(OPTIMIZERS)}. (default: adamw)", _METHOD, "--optimizer"),
+    option(f"{', '.join(OPTIMIZERS)}. (default: adamw)", METHOD, "--optimizer"),
 ]
 OptimizerImplementation = Annotated[
     str | None,
     option(
         "foreach, fused, for-loop. (default: foreach; deepspeed, megatron: fused)",
-        _METHOD,
+        METHOD,
         "--optimizer-implementation",
     ),
 ]
 ClipGradNorm = Annotated[
-    bool, option("Clip gradients by their norm before the optimizer step.", _METHOD, "--clip-grad-norm")
+    bool, option("Clip gradients by their norm before the optimizer step.", METHOD, "--clip-grad-norm")
 ]
 Recompute = Annotated[
     str | None,
     option(
         "none; full; op (torchtitan: keeps fused attention and every second matrix product); selective (megatron: "
         "recomputes core attention). (default: none)",
-        _METHOD,
+        METHOD,
         "--recompute",
     ),
 ]
@@ -243,7 +243,7 @@ RecomputeLayers = Annotated[
     int | None,
     option(
         "With --recompute full: recompute only this many first layers; with megatron, of each stage or chunk. (default: all)",
-        _METHOD,
+        METHOD,
         "--recompute-layers",
     ),
 ]
@@ -252,64 +252,20 @@ Attention = Annotated[
     option(
         "eager, sdpa; with megatron also flash, unfused. (default: sdpa if the model has it; megatron: flash on Ampere and Ada, "
         "unfused in fp32)",
-        _METHOD,
+        METHOD,
         "--attention",
     ),
 ]
 CrossEntropy = Annotated[
     str | None,
-    option("eager, vocab-parallel, fused, chunked. (default: by --kernels)", _METHOD, "--cross-entropy"),
+    option("eager, vocab-parallel, fused, chunked. (default: by --kernels)", METHOD, "--cross-entropy"),
 ]
 Kernels = Annotated[
     str | None,
     option(
         "hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf; megatron with engine megatron)",
-        _METHOD,
+        METHOD,
         "--kernels",
-    ),
-]
-Freeze = Annotated[
-    str | None,
-    option(
-        "Parts that do not train, with commas: embeddings, head, norms, bias, attention, mlp, encoder, first:N, last:N, "
-        "a pattern of parameter names, all-but:PART+PART. (default: all train)",
-        _METHOD,
-        "--freeze",
-    ),
-]
-LoraRank = Annotated[
-    int | None,
-    option("The rank of peft's LoRA adapters; the base is frozen. (default: 0, off)", _METHOD, "--lora-rank"),
-]
-LoraTargets = Annotated[
-    str | None,
-    option(
-        "default (peft's for the model type), all-linear, or names of linear layers with commas. (default: default)",
-        _METHOD,
-        "--lora-targets",
-    ),
-]
-LoraDropout = Annotated[
-    float | None, option("Dropout of the adapters' inputs. (default: 0)", _METHOD, "--lora-dropout")
-]
-LoraBias = Annotated[
-    str | None, option("The biases that train: none, all, lora_only. (default: none)", _METHOD, "--lora-bias")
-]
-AdapterDtype = Annotated[
-    str | None,
-    option(
-        "fp32 (peft's own), or the base's: bf16, fp16 (autocast_adapter_dtype=False). (default: fp32)",
-        _METHOD,
-        "--adapter-dtype",
-    ),
-]
-InputRequireGrads = Annotated[
-    bool | None,
-    option(
-        "model.enable_input_require_grads() was called: the embeddings' output wants a gradient though nothing in them trains. "
-        "(default: on with --recompute, as transformers' own switch does)",
-        _METHOD,
-        "--input-require-grads/--no-input-require-grads",
     ),
 ]
 Gpu = Annotated[

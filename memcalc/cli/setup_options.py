@@ -6,6 +6,7 @@ import inspect
 from typing import Annotated, Any, Final
 
 from memcalc.cli import options as o
+from memcalc.cli import tuning_options as t
 from memcalc.cli.help import HELP_ALL
 
 
@@ -43,13 +44,13 @@ def _setup(
     attention: o.Attention = None,
     cross_entropy: o.CrossEntropy = None,
     kernels: o.Kernels = None,
-    freeze: o.Freeze = None,
-    lora_rank: o.LoraRank = None,
-    lora_targets: o.LoraTargets = None,
-    lora_dropout: o.LoraDropout = None,
-    lora_bias: o.LoraBias = None,
-    adapter_dtype: o.AdapterDtype = None,
-    input_require_grads: o.InputRequireGrads = None,
+    freeze: t.Freeze = None,
+    lora_rank: t.LoraRank = None,
+    lora_targets: t.LoraTargets = None,
+    lora_dropout: t.LoraDropout = None,
+    lora_bias: t.LoraBias = None,
+    adapter_dtype: t.AdapterDtype = None,
+    input_require_grads: t.InputRequireGrads = None,
     gpu: o.Gpu = None,
     network_gbps: o.NetworkGbps = None,
     gemm_efficiency: o.GemmEfficiency = None,

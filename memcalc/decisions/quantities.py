@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.inputs.options import WHOLE, check_options, option_name, refuse
-from memcalc.setup.setup import Setup, resolve
+from memcalc.setup.resolved import resolve
+from memcalc.setup.setup import Setup
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model

@@ -10,7 +10,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.report import Report
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
-from memcalc.setup.setup import resolve
+from memcalc.setup.resolved import resolve
 
 if TYPE_CHECKING:
     import os

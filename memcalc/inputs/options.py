@@ -1,5 +1,5 @@
-"""The options of a setup, as given, and the values that each may have. memcalc.setup.setup resolves what they mean
-together.
+"""The options of a setup, as given, and the values that each may have. memcalc.setup.resolved resolves what they
+mean together.
 
 They are checked by hand, not with pydantic: there are only these few kinds, and a planner resolves thousands of setups
 a second.

@@ -13,7 +13,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.compute import computed, moved
 from memcalc.estimation.report import Report
 from memcalc.planning.stages import Least, least_of
-from memcalc.setup.setup import resolve
+from memcalc.setup.resolved import resolve
 from memcalc.timing.kernels import Unknown, products, streams
 from memcalc.timing.step import rates_of
 

@@ -21,7 +21,7 @@ from memcalc.estimation.sizing import SizeOnly
 from memcalc.planning.alone import Alone, alone_of
 from memcalc.planning.probes import EXACT as _EXACT
 from memcalc.planning.stages import Least, Split, in_flight, least_of, least_seconds, together
-from memcalc.setup.setup import resolve
+from memcalc.setup.resolved import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

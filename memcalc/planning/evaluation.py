@@ -13,7 +13,7 @@ from memcalc.inputs.gpu import load_gpu
 from memcalc.planning.after_passes import least_after_passes
 from memcalc.planning.bounds import Bound, Floors
 from memcalc.planning.probes import NO_PROBE, Probe, probe, probe_key
-from memcalc.setup.setup import resolve
+from memcalc.setup.resolved import resolve
 from memcalc.timing.kernels import Unknown
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.estimation.report import Report
 from memcalc.planning.alone import saved_of, single
 from memcalc.planning.stages import Least, least_of
-from memcalc.setup.setup import resolve
+from memcalc.setup.resolved import resolve
 from memcalc.timing.kernels import Unknown
 from memcalc.timing.places import head_seconds, seconds_by_place
 from memcalc.timing.rank import rank_time

@@ -13,7 +13,8 @@ from memcalc.errors import InputError
 from memcalc.inputs.model import Model
 from memcalc.inputs.options import check_options
 from memcalc.optimizers import load_optimizer
-from memcalc.setup.setup import Setup, resolve
+from memcalc.setup.resolved import resolve
+from memcalc.setup.setup import Setup
 
 if TYPE_CHECKING:
     from memcalc.inputs.options import Options

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.errors import InputError
 from memcalc.inputs.model import Model
 from memcalc.inputs.options import check_options, option_name
-from memcalc.setup.setup import Setup, resolve
+from memcalc.setup.resolved import resolve
+from memcalc.setup.setup import Setup
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report

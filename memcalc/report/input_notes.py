@@ -18,7 +18,7 @@ def input_notes(report: Report) -> list[str]:
 
 def _of_length(report: Report) -> list[str]:
     """Return a note if sequences are longer than the model was trained with. Rotary and relative positions go on beyond that
-    length. For a table of positions, memcalc.setup.setup refuses such lengths."""
+    length. For a table of positions, memcalc.setup.resolved refuses such lengths."""
     tokens = report.setup.seq_len
     most: int | None = None if tokens is None else report.model.program.max_seq_len
     if tokens is None or most is None or tokens <= most:

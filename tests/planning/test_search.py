@@ -12,7 +12,7 @@ from memcalc.planning.evaluation import Evaluator
 from memcalc.planning.layouts import Space
 from memcalc.planning.plan import base_of, limits_of
 from memcalc.planning.search import outside_of
-from memcalc.setup.setup import resolve
+from memcalc.setup.resolved import resolve
 from memcalc.timing.step import StepTime
 
 SMALL: dict[str, Any] = {

@@ -17,7 +17,7 @@ from memcalc.estimation.many.polynomials import MOST
 from memcalc.estimation.report import PHASES
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import WHOLE, Options, check_options, option_name, refuse
-from memcalc.setup.setup import data_parallel_degree, resolve
+from memcalc.setup.resolved import data_parallel_degree, resolve
 from memcalc.tuning.tuned import tuned
 
 if TYPE_CHECKING:

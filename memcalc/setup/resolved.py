@@ -1,0 +1,224 @@
+"""From options to a setup. The refusals by name are in refusals.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.layout.context_parallel_checks import check_shared_sequences
+from memcalc.layout.expert_parallel_checks import check_token_slices
+from memcalc.setup.batches import global_batch_size_of, seq_len_of
+from memcalc.setup.methods import (
+    attention_of,
+    cp_comm_type_of,
+    cross_entropy_of,
+    grad_dtype_of,
+    implementation_of,
+    kernels_of,
+    precision_of,
+    sync_each_micro_batch_of,
+)
+from memcalc.setup.refusals import (
+    check_context_parallel,
+    check_fsdp2,
+    check_megatron,
+    check_modelled,
+    check_pipeline,
+    check_sequence_parallel,
+)
+from memcalc.setup.setup import Setup
+from memcalc.setup.speeds import given_share, network_gbps
+from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
+from memcalc.setup.zero_checks import check_stage
+from memcalc.setup.zero_sizes import zero_sizes
+from memcalc.tuning.tuned import tuned
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+
+def resolve(options: Options, model: Model | None) -> Setup:
+    """Return the setup that `options` mean for `model`; None stands for a bare number of parameters."""
+    model = None if model is None else tuned(model, options)
+    dp = data_parallel_degree(options)
+    engine = _engine(options, dp, model)
+    precision = precision_of(options, engine, model)
+    check_tuning(options, engine, precision, model)
+    check_modelled(options, engine, model)
+    seq_len = None if model is None else seq_len_of(options, model)
+    global_batch_size = global_batch_size_of(options, dp)
+    if engine == "megatron":
+        check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
+    elif engine == "fsdp2" and options.pp > 1:
+        check_pipeline(options, global_batch_size // (dp * options.micro_batch_size), model)
+    kernels = kernels_of(options, precision, engine, model, seq_len)
+    attention = None if model is None else attention_of(options, engine, model)
+    if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
+        check_sequence_parallel(options, seq_len, str(attention), model)
+    if engine == "fsdp2" and min(options.tp, options.ep) > 1 and seq_len is not None:
+        check_token_slices(options, seq_len)
+    if engine == "deepspeed" and options.cp > 1 and model is not None and seq_len is not None:
+        check_context_parallel(options, seq_len, str(attention), model)
+    if engine == "fsdp2" and options.cp > 1 and model is not None and seq_len is not None:
+        check_shared_sequences(options, precision, seq_len, str(attention), model)
+    implementation = implementation_of(options, engine)
+    shard_group = _shard_group(options, dp, engine)
+    return Setup(
+        gpus=options.gpus,
+        gpus_per_node=options.gpus_per_node,
+        dp=dp,
+        tp=options.tp,
+        pp=options.pp,
+        cp=options.cp,
+        ep=options.ep,
+        etp=_expert_tensor_parallel(options, engine),
+        pp_rank=_pp_rank(options),
+        zero=options.zero,
+        shard_group=shard_group,
+        sequence_parallel=_sequence_parallel(options, engine),
+        schedule=options.schedule,
+        virtual_stages=options.virtual_stages,
+        first_stage_layers=options.first_stage_layers,
+        last_stage_layers=options.last_stage_layers,
+        micro_batch_size=options.micro_batch_size,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        grad_dtype=grad_dtype_of(options, precision, engine, model),
+        optimizer=options.optimizer,
+        optimizer_implementation=implementation,
+        clip_grad_norm=options.clip_grad_norm,
+        recompute=options.recompute,
+        cp_comm_type=cp_comm_type_of(options, engine),
+        recompute_layers=options.recompute_layers,
+        **zero_sizes(options, engine),
+        gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
+        attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
+        sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
+        attention=attention,
+        cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
+        padded=options.padded,
+        expert_imbalance=_expert_imbalance(options, model),
+        kernels=kernels,
+        engine=engine,
+        freeze=options.freeze,
+        **adapter_options(options),
+        input_require_grads=input_require_grads_of(options, engine, model),
+        gpu=options.gpu,
+        network_gbps=network_gbps(options),
+        gemm_efficiency=given_share("gemm_efficiency", options),
+        attention_efficiency=given_share("attention_efficiency", options),
+        memory_efficiency=given_share("memory_efficiency", options),
+    )
+
+
+def data_parallel_degree(options: Options) -> int:
+    """Return the number of ranks that have the same part of the model. Raises InputError if the GPUs do not divide."""
+    axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
+    product = options.tp * options.pp * options.cp
+    named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
+    shown = f"{named} = {product}" if "·" in named else named
+    if options.gpus % product:
+        refuse("gpus", options.gpus, f"does not divide by {shown}; allowed: a multiple of {product}")
+    dp = options.gpus // product
+    if options.dp is not None and options.dp != dp:
+        gpus = "1 GPU leaves" if options.gpus == 1 else f"{options.gpus} GPUs{f' over {shown}' if shown else ''} leave"
+        refuse("dp", options.dp, f"{gpus} dp = {dp}; allowed: {dp}")
+    return dp
+
+
+def _expert_tensor_parallel(options: Options, engine: str) -> int:
+    """Return the tensor-parallel degree of experts: the layer's, but 1 with fsdp2's expert parallelism, which leaves
+    experts whole."""
+    if engine == "fsdp2" and options.ep > 1:
+        return 1
+    return options.etp or options.tp
+
+
+def _megatrons(options: Options, name: str, engine: str) -> bool | None:
+    """Return a switch of Megatron's that is on by default; None with another engine."""
+    given: bool | None = getattr(options, name)
+    if engine == "megatron":
+        return given is not False
+    if given is not None:
+        refuse(name, given, "is an option of Megatron; allowed: with --engine megatron")
+    return None
+
+
+def _sequence_parallel(options: Options, engine: str) -> bool:
+    if options.sequence_parallel is None:
+        return options.tp > 1 and engine == "megatron"
+    return options.sequence_parallel
+
+
+def _pp_rank(options: Options) -> int | None:
+    if options.pp_rank is not None and options.pp_rank >= options.pp:
+        refuse("pp_rank", options.pp_rank, f"allowed: 0 to {options.pp - 1} (pp is {options.pp})")
+    return options.pp_rank if options.pp > 1 else 0
+
+
+def _engine(options: Options, dp: int, model: Model | None) -> str:
+    engine = options.engine
+    parallel = max(options.tp, options.pp, options.cp, options.ep) > 1
+    if engine is None:
+        if options.gpus == 1:
+            engine = "none"
+        elif parallel:
+            engine = "fsdp2" if options.zero > 1 else "megatron"
+        else:
+            engine = "deepspeed" if options.zero else "ddp"
+    if engine == "none" and options.gpus > 1:
+        if parallel:
+            engines = "fsdp2, deepspeed" if options.zero > 1 else "megatron, deepspeed"
+            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
+        engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
+        refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
+    check_stage(options, engine, states_only=model is None)
+    if engine == "fsdp2":
+        check_fsdp2(options, model)
+    if engine == "ddp":
+        check_ddp(model)
+    if engine == "deepspeed" and options.optimizer == "muon":
+        refuse(
+            "optimizer",
+            "muon",
+            "needs whole matrices, and deepspeed's partitions are flat; " + NOT_YET + "another one",
+        )
+    return engine
+
+
+def _shard_group(options: Options, dp: int, engine: str) -> int:
+    group, ranks = options.shard_group, dp * options.cp
+    if group is None or group == ranks:
+        return ranks
+    divisors = ", ".join(str(n) for n in range(options.cp, ranks + 1, options.cp) if ranks % n == 0)
+    if engine == "fsdp2" and group % options.cp:
+        why = f"is not a multiple of cp {options.cp}, and FSDP2 shards over dp and cp together"
+        refuse("shard_group", group, f"{why}; allowed: {divisors}")
+    if ranks % group:
+        refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
+    if engine == "megatron" and not options.zero:
+        refuse("shard_group", group, f"with zero 0 nothing is sharded; allowed: {ranks} (all of dp·cp), or --zero 1")
+    if engine == "deepspeed" and options.zero == 3:
+        why = "DeepSpeed's second partition of the weights, hpZ (zero_hpz_partition_size),"
+        refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
+    if engine == "deepspeed":
+        refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
+    if engine in ("none", "ddp"):
+        refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
+    return group
+
+
+def _expert_imbalance(options: Options, model: Model | None) -> float:
+    """Return the imbalance. At most all tokens of a batch choose the same expert: experts / experts per token times the
+    average."""
+    imbalance = options.expert_imbalance
+    if model is None:
+        return imbalance
+    per_token, experts = model.program.routed
+    if imbalance > 1 and experts == 1:
+        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} has no routed experts; allowed: 1.0")
+    if imbalance > 1 and imbalance * per_token > experts:
+        routing = f"{per_token} of {experts} experts per token"
+        refuse("expert_imbalance", imbalance, f"{routing} cannot be that uneven; allowed: 1 to {experts / per_token:g}")
+    return imbalance
