@@ -25,7 +25,8 @@ OPTIONS = (
     "--optimizer-implementation", "--clip-grad-norm",
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
     "--kernels", "--engine", "--freeze", "--lora-rank", "--lora-targets", "--lora-dropout",
-    "--lora-bias", "--adapter-dtype", "--input-require-grads", "--gpu", "--network-gbps",
+    "--lora-bias", "--adapter-dtype", "--input-require-grads", "--base-dtype", "--quantize", "--double-quant",
+    "--quantize-compute-dtype", "--prepare-kbit-training", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
@@ -42,6 +43,9 @@ VALUES = {
     "--kernels": "hf fused megatron",
     "--lora-bias": "none all lora_only",
     "--adapter-dtype": "fp32 bf16 fp16",
+    "--base-dtype": "fp32 bf16 fp16",
+    "--quantize": "none nf4 fp4 int8",
+    "--quantize-compute-dtype": "fp32 bf16 fp16",
     "--engine": "none ddp fsdp2 deepspeed megatron",
 }
 
@@ -58,6 +62,8 @@ DEFAULTS: dict[str, Any] = {
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
     "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "freeze": None, "lora_rank": 0,
     "lora_targets": None, "lora_dropout": None, "lora_bias": None, "adapter_dtype": None,
+    "base_dtype": "bf16", "quantize": "none", "double_quant": False, "quantize_compute_dtype": None,
+    "prepare_kbit_training": False,
     "input_require_grads": False, "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None,
 }  # fmt: skip

@@ -48,3 +48,37 @@ InputRequireGrads = Annotated[
         "--input-require-grads/--no-input-require-grads",
     ),
 ]
+BaseDtype = Annotated[
+    str | None,
+    option(
+        "The dtype that the frozen base is loaded in: fp32, bf16, fp16. (default: the precision's; fp32 under autocast)",
+        METHOD,
+        "--base-dtype",
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    option(
+        "none, nf4, fp4: bitsandbytes keeps the weights of the frozen linear layers in 4 bits. (default: none)",
+        METHOD,
+        "--quantize",
+    ),
+]
+DoubleQuant = Annotated[bool, option("The scales of quantised weights are quantised too.", METHOD, "--double-quant")]
+QuantizeComputeDtype = Annotated[
+    str | None,
+    option(
+        "The dtype that quantised weights are multiplied in (bnb_4bit_compute_dtype): fp32, bf16, fp16. (default: the "
+        "precision's)",
+        METHOD,
+        "--quantize-compute-dtype",
+    ),
+]
+PrepareKbitTraining = Annotated[
+    bool,
+    option(
+        "peft's prepare_model_for_kbit_training was called: what is not quantised is fp32.",
+        METHOD,
+        "--prepare-kbit-training",
+    ),
+]

@@ -67,6 +67,11 @@ class Options(NamedTuple):
     lora_bias: str | None = None
     adapter_dtype: str | None = None
     input_require_grads: bool | None = None
+    base_dtype: str | None = None
+    quantize: str = "none"
+    double_quant: bool = False
+    quantize_compute_dtype: str | None = None
+    prepare_kbit_training: bool = False
     gpu: str | None = None
     network_gbps: float | None = None
     gemm_efficiency: float | None = None
@@ -90,6 +95,9 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked"),
     "lora_bias": ("none", "all", "lora_only"),
     "adapter_dtype": ("fp32", "bf16", "fp16"),
+    "base_dtype": ("fp32", "bf16", "fp16"),
+    "quantize": ("none", "nf4", "fp4", "int8"),
+    "quantize_compute_dtype": ("fp32", "bf16", "fp16"),
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip
@@ -130,6 +138,8 @@ FLAGS: Final = (
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
     "input_require_grads",
+    "double_quant",
+    "prepare_kbit_training",
 )
 
 

@@ -18,6 +18,7 @@ from memcalc.setup.methods import (
     precision_of,
     sync_each_micro_batch_of,
 )
+from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
     check_fsdp2,
@@ -44,6 +45,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
     check_tuning(options, engine, precision, model)
+    check_quantized(options, engine, model)
     check_modelled(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
     global_batch_size = global_batch_size_of(options, dp)
@@ -104,6 +106,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         freeze=options.freeze,
         **adapter_options(options),
         input_require_grads=input_require_grads_of(options, engine, model),
+        **quantized_options(options),
         gpu=options.gpu,
         network_gbps=network_gbps(options),
         gemm_efficiency=given_share("gemm_efficiency", options),

@@ -71,6 +71,16 @@ class Setup(NamedTuple):
     adapter_dtype: str | None
     input_require_grads: bool
     """True if the output of the embeddings wants a gradient though its table does not train."""
+    base_dtype: str
+    """The dtype that the weights are loaded in."""
+    quantize: str
+    """The codes of the frozen linear layers' weights: none, nf4, fp4."""
+    double_quant: bool
+    """True if the scales of quantised weights are quantised too."""
+    quantize_compute_dtype: str | None
+    """The dtype that quantised weights are multiplied in; None without them."""
+    prepare_kbit_training: bool
+    """True if peft has cast what is not quantised to fp32 (`prepare_model_for_kbit_training`)."""
     gpu: str | None
     network_gbps: float | None
     """Gbit/s of one GPU's network in each direction; None: not known."""
@@ -149,8 +159,8 @@ class Setup(NamedTuple):
 
     @property
     def compute_dtype(self) -> DType:
-        """Return the dtype of weights and gradients. Forward and backward run in it unless autocast casts."""
-        return fp32 if self.precision.endswith("-autocast") else DTYPES[self.precision.split("-")[0]]
+        """Return the dtype of weights and of their gradients. Forward and backward run in it unless autocast casts."""
+        return fp32 if self.prepare_kbit_training else DTYPES[self.base_dtype]
 
     @property
     def autocast_dtype(self) -> DType | None:

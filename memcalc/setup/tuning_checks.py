@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.quantized.chosen import base_dtype_name
 from memcalc.tuning.tuned import tuning_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
 
 def _check_dtype(options: Options, engine: str, precision: str) -> None:
     """Raise InputError for adapters of a dtype that peft does not make: they are fp32, or of the base's dtype."""
-    base = precision.split("-")[0] if not precision.endswith("-autocast") else "fp32"
+    base = base_dtype_name(options)
     if engine == "fsdp2" and precision.endswith("-mixed"):
         base = "fp32"  # shards of fp32, gathered in 16 bits
     given = options.adapter_dtype or "fp32"

@@ -27,7 +27,7 @@ from memcalc.core.passes import passes
 from memcalc.core.rows import Component, Row
 from memcalc.core.selective import Policy
 from memcalc.core.tensor import Memory
-from memcalc.families.base.module import Hooks, Run, after_forward
+from memcalc.families.base.module import Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.tape.kernels import Pass, Product, passes_of, products_of
 from memcalc.tape.peaks import peaks
@@ -35,6 +35,7 @@ from memcalc.tape.runs import NO_MIDDLE, Middle, Trace
 
 if TYPE_CHECKING:
     from memcalc.families.base.program import Program
+    from memcalc.families.base.replacing import Hooks
 
 
 class HooksOf(Protocol):

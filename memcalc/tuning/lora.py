@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import add, cast, dropout, scale
+from memcalc.core.ops.shape import clone
 from memcalc.families.base.module import BASE, Weight
 
 if TYPE_CHECKING:
@@ -52,13 +53,26 @@ class LoraAdapters(NamedTuple):
         return (path, layer) in self.calls
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """Run lora.Linear.forward."""
+        """Run lora.Linear.forward, or that of the 4-bit layer."""
+        if m.run.packing_of(m.weight()) is not None:
+            return self._around_packed(m, x, base)
         with m:
             result = base(x)
             torch_result_dtype = result.dtype
             x = cast(x, (m / DOWN).weight().dtype, "input cast for the adapter")
             result = add(result, scale((m / UP).linear((m / DOWN).linear(self._dropped(m, x))), "mul"))
             return cast(result, torch_result_dtype)
+
+    def _around_packed(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run lora.Linear4bit.forward (peft/tuners/lora/bnb.py). It copies the base's result, and under autocast it casts
+        nothing itself."""
+        with m:
+            result = clone(base(x))
+            casts = m.memory.autocast is None
+            x = cast(x, (m / DOWN).weight().dtype, "input cast for the adapter") if casts else x
+            output = scale((m / UP).linear((m / DOWN).linear(self._dropped(m, x))), "mul")
+            output = cast(output, result.dtype) if casts else output
+            return add(result, output)
 
     def _dropped(self, m: Module, x: Tensor) -> Tensor:
         with m / DROPOUT:

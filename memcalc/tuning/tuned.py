@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from memcalc.inputs.model import Model
 from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.quantized.chosen import Quantization, quantization_of
+from memcalc.quantized.four_bit import FourBit
+from memcalc.quantized.program import with_quantized_weights
+from memcalc.quantized.targets import quantized_places
 from memcalc.tuning.adapted import with_adapters
 from memcalc.tuning.lora import Lora, LoraAdapters
 from memcalc.tuning.parts import ALLOWED, frozen_by
@@ -19,6 +23,18 @@ if TYPE_CHECKING:
 class Chosen(Protocol):
     """Options or a setup: both say what trains."""
 
+    @property
+    def precision(self) -> str: ...
+    @property
+    def base_dtype(self) -> str | None: ...
+    @property
+    def quantize(self) -> str: ...
+    @property
+    def double_quant(self) -> bool: ...
+    @property
+    def quantize_compute_dtype(self) -> str | None: ...
+    @property
+    def prepare_kbit_training(self) -> bool: ...
     @property
     def freeze(self) -> str | None: ...
     @property
@@ -38,6 +54,7 @@ class Tuning(NamedTuple):
 
     freeze: str | None
     lora: Lora | None
+    quantization: Quantization | None = None
 
 
 def tuning_of(chosen: Chosen) -> Tuning:
@@ -45,7 +62,8 @@ def tuning_of(chosen: Chosen) -> Tuning:
     if not chosen.lora_rank:
         return Tuning(chosen.freeze, None)
     how = chosen.lora_targets or "default", chosen.lora_dropout or 0.0, chosen.lora_bias or "none"
-    return Tuning(chosen.freeze, Lora(chosen.lora_rank, *how, chosen.adapter_dtype or "fp32"))
+    lora = Lora(chosen.lora_rank, *how, chosen.adapter_dtype or "fp32")
+    return Tuning(chosen.freeze, lora, quantization_of(chosen))
 
 
 def tuned(model: Model, chosen: Chosen) -> Model:
@@ -63,7 +81,7 @@ def tuned(model: Model, chosen: Chosen) -> Model:
 
 
 def _made(model: Model, tuning: Tuning) -> Model:
-    program = _adapted(model, tuning.lora) if tuning.lora is not None else _frozen(model.program, tuning.freeze or "")
+    program = _adapted(model, tuning) if tuning.lora is not None else _frozen(model.program, tuning.freeze or "")
     own = Model(model.name, model.model_type, program, model.fields, model.notes)
     own.tuning, own.whole = tuning, model
     if not own.trainable_parameters:
@@ -71,10 +89,16 @@ def _made(model: Model, tuning: Tuning) -> Model:
     return own
 
 
-def _adapted(model: Model, lora: Lora) -> Program:
-    if model.program.source:
+def _adapted(model: Model, tuning: Tuning) -> Program:
+    lora, program = tuning.lora, model.program
+    assert lora is not None
+    if program.source:
         refuse("lora_rank", lora.rank, f"for a {model.model_type}, which is traced, {NOT_YET}0")
-    return with_adapters(model.program, LoraAdapters(lora, adapted_by(model, lora.targets, lora.rank)))
+    adapters = LoraAdapters(lora, adapted_by(model, lora.targets, lora.rank))
+    if tuning.quantization is not None:
+        packing = FourBit(*tuning.quantization)
+        program = with_quantized_weights(program, packing, quantized_places(program, model.model_type))
+    return with_adapters(program, adapters)
 
 
 def _frozen(program: Program, text: str) -> Program:

@@ -13,10 +13,11 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from memcalc.setup.setup import DTYPES as BY_NAME
 from memcalc.validate.context_parallel import ROTATES, joined, micro_batch, without_masks
+from memcalc.validate.dtypes import DTYPES
 from memcalc.validate.experts import share_experts
 from memcalc.validate.optimizers import by_mesh, make, make_optimizer
 from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
-from memcalc.validate.reference import DTYPES, Around, Job, of_rank, plain_step
+from memcalc.validate.reference import Around, Job, of_rank, plain_step
 from memcalc.validate.versions import refuse_older
 
 if TYPE_CHECKING:

@@ -41,6 +41,7 @@ from memcalc.validate.live import Live, resizing, whole_shapes_uncounted
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
 from memcalc.validate.pipeline import pipeline
+from memcalc.validate.quantized import four_bit_products_of_cuda
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
 from memcalc.validate.untouched import Untouched
@@ -69,7 +70,12 @@ def measure(report: Report) -> Measured:
 
 def _can_be_fake(setup: Setup) -> bool:
     """Tell whether tensors may be fake ones."""
-    return setup.engine not in ("ddp", "deepspeed") and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
+    plain = setup.quantize == "none"  # bitsandbytes' parameters are a subclass that wraps real tensors alone
+    return (
+        plain
+        and setup.engine not in ("ddp", "deepspeed")
+        and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
+    )
 
 
 def _measure_rank(report: Report, rank: int) -> Measured:
@@ -104,6 +110,7 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
         stack.enter_context(routing(setup, alone=True))
+        stack.enter_context(four_bit_products_of_cuda(setup))
         if setup.ep == 1 and not fake:  # experts that are run in a loop have their rows
             stack.enter_context(balanced_routing())
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None

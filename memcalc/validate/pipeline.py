@@ -17,9 +17,10 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from memcalc.pipelining.programs import Span, spans
 from memcalc.validate.context_parallel import ROTATES, shared_tensors, without_masks
+from memcalc.validate.dtypes import DTYPES
 from memcalc.validate.engines import split_logits, under_loss_parallel
 from memcalc.validate.optimizers import by_mesh, make
-from memcalc.validate.reference import DTYPES, Enter, Job, nbytes
+from memcalc.validate.reference import Enter, Job, nbytes
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model

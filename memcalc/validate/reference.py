@@ -15,20 +15,21 @@ import torch
 import transformers
 from torch.nn import Module
 
-from memcalc.core.dtypes import DType, bf16, fp16, fp32
+from memcalc.core.dtypes import fp32
 from memcalc.core.selective import per_op
 from memcalc.families import support_of
+from memcalc.quantized.chosen import quantization_of
 from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, to_run
 from memcalc.tracing.step import recompute
 from memcalc.validate.context_parallel import whole_sequences
+from memcalc.validate.dtypes import DTYPES
+from memcalc.validate.quantized import quantize, quantized_states
 from memcalc.validate.tuning import require_input_grads, tune
 from memcalc.validate.ulysses import part_of_batch
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
-
-DTYPES: dict[DType, torch.dtype] = {fp32: torch.float32, bf16: torch.bfloat16, fp16: torch.float16}
 
 
 class Job(NamedTuple):
@@ -42,7 +43,8 @@ class Job(NamedTuple):
     """Runs a step. It reports when a phase begins, and returns the bytes of the gradients that the optimizer gets."""
 
     def parameters(self) -> list[Any]:
-        return [p for module in self.modules for p in module.parameters()]
+        """Return the parameters, with the tensors that hold them beside their codes."""
+        return [t for module in self.modules for t in (*module.parameters(), *quantized_states(module))]
 
     def buffers(self) -> list[Any]:
         return [b for module in self.modules for b in module.buffers()]
@@ -93,6 +95,9 @@ def build(setup: Setup, of: Model, fields: dict[str, Any]) -> Module:
     default one."""
     cast = setup.engine in ("fsdp2", "deepspeed")  # cast by the engine
     weights = fp32 if cast and setup.has_master_weights else setup.compute_dtype
+    quantization = quantization_of(setup)
+    if quantization is not None:
+        weights = quantization.original
     with quiet():
         config, named = configuration(of.model_type, fields), of.support.auto_class
         auto = None if named is None else getattr(transformers, named)
@@ -103,6 +108,8 @@ def build(setup: Setup, of: Model, fields: dict[str, Any]) -> Module:
             recompute(model, per_op if setup.recompute == "op" else None)
         if setup.recompute_layers is not None:
             _recompute_first(model, setup.recompute_layers)
+        if quantization is not None:
+            model = quantize(model, setup)
         model = tune(model, setup, of.program)
         require_input_grads(model, setup)
     return model

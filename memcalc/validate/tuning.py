@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memcalc.errors import InputError, one_line
+from memcalc.setup.setup import DTYPES as BY_NAME
 from memcalc.tracing.modules import cast_tensors
 from memcalc.tuning.parts import full_name
+from memcalc.validate.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -45,7 +47,16 @@ def _with_adapters(module: Any, setup: Setup) -> Module:
     )
     with cast_like_the_base():
         adapted: Any = peft.get_peft_model(module, config, autocast_adapter_dtype=setup.adapter_dtype == "fp32")
+    if setup.quantize != "none" and setup.adapter_dtype != "fp32":
+        _cast_adapters(adapted, DTYPES[BY_NAME[setup.adapter_dtype or "fp32"]])
     return adapted.get_base_model()
+
+
+def _cast_adapters(model: Any, dtype: torch.dtype) -> None:
+    """Cast the adapters, which peft makes in fp32 beside quantised weights, as launchers of 16-bit adapters do."""
+    for name, module in model.named_modules():
+        if "lora_" in name:
+            cast_tensors(module, dtype)
 
 
 @contextlib.contextmanager
@@ -60,7 +71,7 @@ def cast_like_the_base() -> Iterator[None]:
         dtype = layer.get_base_layer().weight.dtype
         for name in layer.adapter_layer_names:
             own = getattr(layer, name)
-            if adapter_name in own and isinstance(own[adapter_name], torch.nn.Module):
+            if dtype.is_floating_point and adapter_name in own and isinstance(own[adapter_name], torch.nn.Module):
                 cast_tensors(own[adapter_name], dtype)
 
     def stay(module: Any, *_: Any, **__: Any) -> Any:

@@ -29,6 +29,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "gpu": ("a100-40gb", "h100-80gb"), "network_gbps": (100, 400),
     "gemm_efficiency": (0.5,), "attention_efficiency": (0.3,), "memory_efficiency": (0.5,),
     "sync_each_micro_batch": (True, False), "freeze": ("norms",), "lora_rank": (8,), "lora_targets": ("all-linear",),
+    "base_dtype": ("bf16", "fp16"), "quantize": ("nf4", "int8"), "double_quant": (True,),
+    "quantize_compute_dtype": ("bf16",), "prepare_kbit_training": (True,),
     "lora_dropout": (0.1,), "lora_bias": ("all",), "adapter_dtype": ("bf16",), "input_require_grads": (True, False),
 }  # fmt: skip
 LAYOUTS = [

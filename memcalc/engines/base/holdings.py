@@ -151,11 +151,17 @@ def weight_rows(
 
     read = program.source or source or program.weights_source
     copies = {"parameters": model.copies, "optimizer_states": model.trainable}.get(component, model.trained)
-    return [
-        Row(component, w.name + suffix, w.shape, dtype_of(w), copies(w), life, program.basis, read)  # type: ignore[arg-type]
-        for w in model.weight_classes
-        if copies(w) and (of is None or of(w))
-    ]
+    rows: list[Row] = []
+    for w in model.weight_classes:
+        if not copies(w) or (of is not None and not of(w)):
+            continue
+        if w.packing is None:
+            rows.append(Row(component, w.name + suffix, w.shape, dtype_of(w), copies(w), life, program.basis, read))  # type: ignore[arg-type]
+            continue
+        for stored in w.packing.stored(w.shape):
+            name = f"{w.name}.{stored.name}" if stored.name else w.name
+            rows.append(Row("parameters", name, stored.shape, stored.dtype, copies(w), life, "exact", w.packing.source))
+    return rows
 
 
 def trained_dtype(model: Model, setup: Setup) -> DType:

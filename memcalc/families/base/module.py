@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 
 from memcalc.core.autograd import Constant, Leaf, Node, no_kernel
 from memcalc.core.checkpoint import checkpoint
@@ -12,7 +12,7 @@ from memcalc.core.dtypes import fp32, int64
 from memcalc.core.ops.embedding import embedding
 from memcalc.core.ops.matmul import conv1d, linear
 from memcalc.core.ops.norm import layer_norm
-from memcalc.core.tensor import Memory, Sent, Storage, Tensor, new_tensor
+from memcalc.core.tensor import Memory, Sent, Storage, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.core.noted import Noted
     from memcalc.core.selective import Policy
+    from memcalc.families.base.replacing import Adapters, Hooks, Packing
     from memcalc.layout.tensor_parallel import TensorParallel
 
 BASE: Final = "base_layer"
@@ -41,6 +42,8 @@ class Weight(NamedTuple):
     layer: int | None = None
     dtype: DType | None = None
     """The dtype of the parameter if it is not the model's."""
+    packing: Packing | None = None
+    """The way in which the parameter is kept in fewer bits; None: as it is."""
 
 
 class Buffer(NamedTuple):
@@ -96,36 +99,6 @@ class LinearCall(NamedTuple):
     has_bias: bool
 
 
-class Adapters(Protocol):
-    """Adapters around linear layers (`memcalc.tuning.lora`)."""
-
-    def has(self, path: str, layer: int | None) -> bool:
-        """Tell whether the linear layer at `path` has an adapter."""
-        ...
-
-    def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """Run the adapted module `m`, whose own layer is `base`."""
-        ...
-
-
-class Hooks(Protocol):
-    """An engine's actions around a model and its layers while they run."""
-
-    def before_forward(self) -> None: ...
-
-    def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
-        """Run a layer's forward, with the engine's actions before and after it."""
-        ...
-
-    def after_forward(self, loss: Tensor) -> Tensor: ...
-
-    def after_backward(self) -> None:
-        """Run backward's last callback, within backward."""
-        ...
-
-    def backward_is_over(self) -> None: ...
-
-
 @dataclass(slots=True)
 class Run:
     """One run of a program on paper: its memory, its weights and the choices that a `forward()` asks for."""
@@ -174,11 +147,16 @@ class Run:
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
     frozen: dict[Storage, int | None] = field(default_factory=dict["Storage", "int | None"])
     """The layer of each parameter that wants no gradient, by the parameter's storage."""
+    packings: dict[Storage, Packing] = field(default_factory=dict["Storage", "Packing"])
+    """The quantised parameters, by their storage."""
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def add_weight(self, weight: Weight, *, wants_gradient: bool = True) -> None:
         """Allocate a parameter and, if it wants a gradient, give it its gradient accumulator."""
         dtype = weight.dtype if self.own_dtypes and weight.dtype is not None else self.dtype
+        if weight.packing is not None:
+            self._add_packed(weight, weight.packing, dtype)
+            return
         tensor = new_tensor(self.memory, weight.shape, dtype, weight.name, component="parameters")
         tensor.name = weight.name
         self.weights[weight.name, weight.layer] = tensor
@@ -189,6 +167,22 @@ class Run:
         if self.tensor_parallel is not None:
             leaf.ready = self.tensor_parallel.gradient_hook(weight)
         tensor.node = leaf
+
+    def _add_packed(self, weight: Weight, packing: Packing, dtype: DType) -> None:
+        """Allocate what holds a quantised parameter. The program sees a weight of the original shape."""
+        for stored in packing.stored(weight.shape):
+            name = f"{weight.name}.{stored.name}" if stored.name else weight.name
+            tensor = new_tensor(self.memory, stored.shape, stored.dtype, name, component="parameters")
+            if not stored.name:
+                strides = contiguous_strides(weight.shape)
+                tensor = Tensor(tensor.storage, weight.shape, strides, dtype, name=name)
+                self.frozen[tensor.storage] = weight.layer
+                self.packings[tensor.storage] = packing
+            self.weights[name, weight.layer] = tensor
+
+    def packing_of(self, weight: Tensor) -> Packing | None:
+        """Return the way in which a weight is kept in fewer bits; None if it is as it is."""
+        return self.packings.get(weight.storage) if self.packings else None
 
     def layer_of(self, weight: Tensor) -> int | None:
         """Return the layer that a parameter belongs to."""
@@ -227,6 +221,9 @@ class Run:
         return self._linear(path, x, weight, bias)
 
     def _linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        packing = self.packing_of(weight)
+        if packing is not None:
+            return packing.linear(x, weight, bias)
         visitor = self.memory.visitor
         if visitor is not None:
             visited = visitor.enter(path, self.layer_of(weight), (weight,) if bias is None else (weight, bias))
@@ -310,7 +307,12 @@ class Module:
         return self._conv1d(x)
 
     def _conv1d(self, x: Tensor) -> Tensor:
-        visitor = self.memory.visitor
+        weight, visitor = self.weight(), self.memory.visitor
+        packing = self.run.packing_of(weight)
+        if packing is not None:  # Linear4bit, whose weight is the transposed one
+            shape = weight.shape[::-1]
+            turned = Tensor(weight.storage, shape, contiguous_strides(shape), weight.dtype, name=weight.name)
+            return packing.linear(x, turned, self.weight("bias"))
         if visitor is None:
             return conv1d(x, self.weight(), self.weight("bias"))
         visited = visitor.enter(self.path, self.layer)

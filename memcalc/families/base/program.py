@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.config import FamilyConfig
-    from memcalc.families.base.module import Adapters, Buffer, Module, Run
+    from memcalc.families.base.module import Buffer, Module, Run
+    from memcalc.families.base.replacing import Adapters
     from memcalc.layout.tensor_parallel import TensorParallel
 
 

@@ -1,0 +1,71 @@
+"""Refusals of quantised bases, and their options as they are resolved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.quantized.chosen import base_dtype_name, compute_dtype_name
+from memcalc.quantized.targets import NOT_MODELLED
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+_OF_QUANTISED: Final = ("double_quant", "quantize_compute_dtype", "prepare_kbit_training")
+
+
+def check_quantized(options: Options, engine: str, model: Model | None) -> None:
+    """Raise InputError for quantised bases that nobody trains, or that are not modelled."""
+    kind = options.quantize
+    _check_base_dtype(options, engine)
+    for name in _OF_QUANTISED:
+        if getattr(options, name) and kind == "none":
+            refuse(name, getattr(options, name), "is an option of quantised weights; allowed: with --quantize nf4, fp4")
+    if kind == "none":
+        return
+    if kind == "int8":
+        why = "bitsandbytes multiplies the outliers of int8's inputs apart, whose number depends on the data; this"
+        refuse("quantize", kind, f"{why} {NOT_YET}none, nf4, fp4")
+    if not options.lora_rank:
+        refuse("quantize", kind, "quantised weights do not train; allowed: with --lora-rank 1 or more")
+    if engine not in ("none", "ddp"):
+        refuse("quantize", kind, f"with engine {engine} {NOT_YET}with --engine none, ddp")
+    if options.recompute == "op":
+        refuse("recompute", "op", f"with --quantize {kind} {NOT_YET}none, full")
+    if options.lora_bias not in (None, "none"):
+        refuse("lora_bias", options.lora_bias, f"with --quantize {kind} {NOT_YET}none")
+    if options.prepare_kbit_training and base_dtype_name(options) == "fp32":
+        refuse(
+            "prepare_kbit_training", True, "casts 16-bit weights, and all are fp32; allowed: off, or --base-dtype bf16"
+        )
+    if options.prepare_kbit_training and options.adapter_dtype not in (None, "fp32"):
+        why = "over a base that --prepare-kbit-training has cast to fp32"
+        refuse("adapter_dtype", options.adapter_dtype, f"{why} {NOT_YET}fp32")
+    if model is not None and (model.program.source or model.model_type in NOT_MODELLED):
+        how = "which is traced," if model.program.source else "not all of whose linear layers are called,"
+        refuse("quantize", kind, f"for a {model.model_type}, {how} {NOT_YET}none")
+
+
+def _check_base_dtype(options: Options, engine: str) -> None:
+    """Raise InputError for a base of another dtype than the precision says, if that is no frozen base under autocast."""
+    given = options.base_dtype
+    if given is None or given == base_dtype_name(options._replace(base_dtype=None)):
+        return
+    if not options.precision.endswith("-autocast"):
+        natural = base_dtype_name(options._replace(base_dtype=None))
+        refuse("base_dtype", given, f"with --precision {options.precision} the base is {natural}; allowed: {natural}")
+    if not options.lora_rank:
+        refuse("base_dtype", given, f"for weights that train under {options.precision} {NOT_YET}fp32, or --lora-rank 1")
+    if engine not in ("none", "ddp"):
+        refuse("base_dtype", given, f"with engine {engine} {NOT_YET}fp32")
+
+
+def quantized_options(options: Options) -> dict[str, Any]:
+    """Return the options of a quantised base as they are resolved."""
+    return {
+        "base_dtype": base_dtype_name(options),
+        "quantize": options.quantize,
+        "double_quant": options.double_quant,
+        "quantize_compute_dtype": None if options.quantize == "none" else compute_dtype_name(options),
+        "prepare_kbit_training": options.prepare_kbit_training,
+    }
