@@ -14,6 +14,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from memcalc.core.dims import Dim
 
 Hint = Any
+OFF = (("lora_rank", 0), ("quantize", "none"))
+"""The values of options that switch something off."""
 PLAIN = (NoneType, bool, int, float, str)
 
 
@@ -72,7 +74,7 @@ def _report(report: Any) -> dict[str, Any]:
     given = {
         name: argument(one)
         for name, one in report.setup._asdict().items()
-        if one is not None and one is not False and (name, one) != ("lora_rank", 0)  # as before there were adapters
+        if one is not None and one is not False and (name, one) not in OFF  # as before there were these options
     }
     rank = {"number": report.rank.number, "cp": report.rank.cp}
     return {"fields": argument(report.model.fields), "setup": given, "rank": rank}

@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
     "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "freeze": None, "lora_rank": 0,
     "lora_targets": None, "lora_dropout": None, "lora_bias": None, "adapter_dtype": None,
-    "base_dtype": "bf16", "quantize": "none", "double_quant": False, "quantize_compute_dtype": None,
+    "base_dtype": None, "quantize": "none", "double_quant": False, "quantize_compute_dtype": None,
     "prepare_kbit_training": False,
     "input_require_grads": False, "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None,

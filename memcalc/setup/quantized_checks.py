@@ -63,7 +63,7 @@ def _check_base_dtype(options: Options, engine: str) -> None:
 def quantized_options(options: Options) -> dict[str, Any]:
     """Return the options of a quantised base as they are resolved."""
     return {
-        "base_dtype": base_dtype_name(options),
+        "base_dtype": options.base_dtype,
         "quantize": options.quantize,
         "double_quant": options.double_quant,
         "quantize_compute_dtype": None if options.quantize == "none" else compute_dtype_name(options),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from memcalc.core.dtypes import DType, bf16, fp16, fp32
+from memcalc.quantized.chosen import base_dtype_name
 
 
 class Setup(NamedTuple):
@@ -71,8 +72,8 @@ class Setup(NamedTuple):
     adapter_dtype: str | None
     input_require_grads: bool
     """True if the output of the embeddings wants a gradient though its table does not train."""
-    base_dtype: str
-    """The dtype that the weights are loaded in."""
+    base_dtype: str | None
+    """The dtype that the frozen weights are loaded in; None: the precision's, which is fp32 under autocast."""
     quantize: str
     """The codes of the frozen linear layers' weights: none, nf4, fp4."""
     double_quant: bool
@@ -160,7 +161,7 @@ class Setup(NamedTuple):
     @property
     def compute_dtype(self) -> DType:
         """Return the dtype of weights and of their gradients. Forward and backward run in it unless autocast casts."""
-        return fp32 if self.prepare_kbit_training else DTYPES[self.base_dtype]
+        return fp32 if self.prepare_kbit_training else DTYPES[base_dtype_name(self)]
 
     @property
     def autocast_dtype(self) -> DType | None:
