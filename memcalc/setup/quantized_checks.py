@@ -28,10 +28,12 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
         refuse("quantize", kind, f"{why} {NOT_YET}none, nf4, fp4")
     if not options.lora_rank:
         refuse("quantize", kind, "quantised weights do not train; allowed: with --lora-rank 1 or more")
-    if engine not in ("none", "ddp"):
-        refuse("quantize", kind, f"with engine {engine} {NOT_YET}with --engine none, ddp")
+    if engine not in ("none", "ddp", "deepspeed"):
+        refuse("quantize", kind, f"with engine {engine} {NOT_YET}with --engine none, ddp, deepspeed")
     if options.recompute == "op":
         refuse("recompute", "op", f"with --quantize {kind} {NOT_YET}none, full")
+    if engine == "deepspeed" and options.zero == 3:
+        refuse("quantize", kind, f"with ZeRO-3, which partitions the codes too, {NOT_YET}with --zero 0, 1, 2")
     if options.lora_bias not in (None, "none"):
         refuse("lora_bias", options.lora_bias, f"with --quantize {kind} {NOT_YET}none")
     if options.prepare_kbit_training and base_dtype_name(options) == "fp32":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memcalc.errors import InputError, one_line
+from memcalc.quantized.chosen import base_dtype_name
 from memcalc.setup.setup import DTYPES as BY_NAME
 from memcalc.tracing.modules import cast_tensors
 from memcalc.validate.dtypes import DTYPES
@@ -43,6 +44,7 @@ def quantize(module: Any, setup: Setup) -> Module:
     for path, layer in module.named_modules():
         if isinstance(layer, bnb.nn.Linear4bit):
             weight = weights[f"{path}.weight"].detach()
+            weight = weight.to(DTYPES[BY_NAME[base_dtype_name(setup)]])
             weight = weight.t() if layer.source_cls is transformers.pytorch_utils.Conv1D else weight
             layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, **layer.weight.__dict__)
             layer.weight._quantize(weight.device)

@@ -96,7 +96,7 @@ def build(setup: Setup, of: Model, fields: dict[str, Any]) -> Module:
     cast = setup.engine in ("fsdp2", "deepspeed")  # cast by the engine
     weights = fp32 if cast and setup.has_master_weights else setup.compute_dtype
     quantization = quantization_of(setup)
-    if quantization is not None:
+    if quantization is not None and not cast:
         weights = quantization.original
     with quiet():
         config, named = configuration(of.model_type, fields), of.support.auto_class

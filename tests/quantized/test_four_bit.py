@@ -78,6 +78,17 @@ def test_the_layers_that_transformers_quantises(family: str) -> None:
         {"engine": "ddp", "gpus": 4},
         {"engine": "ddp", "gpus": 4, "base_dtype": "bf16", "precision": "bf16-autocast"},
         {"engine": "ddp", "gpus": 4, "recompute": "full", "lora_targets": "all-linear", "double_quant": True},
+        {"engine": "deepspeed", "gpus": 4, "zero": 0, "precision": "bf16-mixed"},
+        {"engine": "deepspeed", "gpus": 4, "zero": 1, "precision": "bf16-mixed", "double_quant": True},
+        {"engine": "deepspeed", "gpus": 4, "zero": 2, "precision": "fp16-mixed", "reduce_bucket_size": 2000},
+        {
+            "engine": "deepspeed",
+            "gpus": 4,
+            "zero": 2,
+            "precision": "bf16-mixed",
+            "recompute": "full",
+            "lora_dropout": 0.1,
+        },
     ],
     ids=lambda options: "-".join(map(str, options.values())) or "nf4",
 )
@@ -137,6 +148,11 @@ def test_biases_take_the_dtype_of_the_computation() -> None:
             LLAMA,
             {"base_dtype": "bf16", "precision": "bf16-autocast"},
             "--base-dtype bf16: for weights that train under",
+        ),
+        (
+            LLAMA,
+            QLORA | {"gpus": 2, "zero": 3, "precision": "bf16-mixed"},
+            "--quantize nf4: with ZeRO-3, which partitions",
         ),
         (LLAMA, QLORA | {"recompute": "op"}, "--recompute op: with --quantize nf4 is not modelled"),
         (

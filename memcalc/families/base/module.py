@@ -149,6 +149,8 @@ class Run:
     """The layer of each parameter that wants no gradient, by the parameter's storage."""
     packings: dict[Storage, Packing] = field(default_factory=dict["Storage", "Packing"])
     """The quantised parameters, by their storage."""
+    scales: list[Tensor] = field(default_factory=list[Tensor])
+    """The tensors that hold quantised parameters beside their codes."""
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def add_weight(self, weight: Weight, *, wants_gradient: bool = True) -> None:
@@ -173,12 +175,13 @@ class Run:
         for stored in packing.stored(weight.shape):
             name = f"{weight.name}.{stored.name}" if stored.name else weight.name
             tensor = new_tensor(self.memory, stored.shape, stored.dtype, name, component="parameters")
-            if not stored.name:
-                strides = contiguous_strides(weight.shape)
-                tensor = Tensor(tensor.storage, weight.shape, strides, dtype, name=name)
-                self.frozen[tensor.storage] = weight.layer
-                self.packings[tensor.storage] = packing
-            self.weights[name, weight.layer] = tensor
+            if stored.name:
+                self.scales.append(tensor)
+                continue
+            strides = contiguous_strides(weight.shape)
+            self.weights[name, weight.layer] = Tensor(tensor.storage, weight.shape, strides, dtype, name=name)
+            self.frozen[tensor.storage] = weight.layer
+            self.packings[tensor.storage] = packing
 
     def packing_of(self, weight: Tensor) -> Packing | None:
         """Return the way in which a weight is kept in fewer bits; None if it is as it is."""
