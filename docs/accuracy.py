@@ -198,6 +198,8 @@ WHY_OLDER = """
 - **Mistral-7B with LoRA** is HF's SFTTrainer with transformers 4.48.1 and peft 0.13.2 on an A100, one GPU, adapters of rank 16
   on q, k, v and o in fp32 (fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv). Only the loss was otherwise: it copied the
   fp32 logits once more, while forward still had those in 16 bits. With it the adapters' run is within 0.1 % of the GPU.
+- **Mistral-7B with QLoRA** is the same with the base in nf4, double quantisation and `bf16=True`. Again only the loss was
+  otherwise, and the Trainer gives the logits back in fp32.
 - **bert-large** is HF's Trainer with transformers 4.15, torch 1.10 and CUDA 11.2 on a V100 (the page "Performance and
   scalability"). `zero_grad` kept gradients and filled them with zeros, and softmax saved its input beside its result; the
   context took 1.31 GiB, as all kernels were loaded at once. It was a classifier; estimated is the model that fills in masked

@@ -27,8 +27,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import memcalc
+from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
+from memcalc.validate.quantized import four_bit_products_of_cuda, quantize, quantized_states
 from memcalc.validate.tuning import cast_like_the_base
+from memcalc.validate.untouched import Untouched
 
 STEPS = 3
 
@@ -72,6 +75,40 @@ def mistral_with_lora_of_4_48(batch: int, seq_len: int) -> list[Event]:
         targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
         with cast_like_the_base():
             peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.1, target_modules=targets))
+        _steps(mode, model, loss_of, [(batch, seq_len)], foreach=True, gradients_stay=False, recomputed=True)
+    return renumbered(mode.events)
+
+
+@on_record
+def mistral_in_nf4_of_4_48(batch: int, seq_len: int) -> list[Event]:
+    """The same with the base in nf4, its scales quantised too, under the Trainer's `bf16=True`: autocast around forward, and
+    accelerate's copy of the logits in fp32 (convert_outputs_to_fp32). Real tensors that nobody touches, as bitsandbytes'
+    parameters cannot be fake."""
+    import peft
+
+    setup = memcalc.estimate(
+        "mistral-7b", lora_rank=16, precision="bf16-autocast", base_dtype="bf16", quantize="nf4", double_quant=True
+    ).setup
+
+    def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.model(input_ids=ids).last_hidden_state
+            logits = model.lm_head(hidden)
+            loss = _causal_loss(logits, ids)
+        _given_back = logits.float()
+        return loss
+
+    with Untouched(), cuda_kernels(), not_traced(), cuda_lists_on_the_cpu(), four_bit_products_of_cuda(setup):
+        mode = EventMode()
+        config = transformers.AutoConfig.for_model(**fields_of(memcalc.load_model("mistral-7b")), use_cache=False)
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = quantize(model, setup)
+        model.enable_input_require_grads()
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        with cast_like_the_base():
+            peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.1, target_modules=targets))
+        for tensor in quantized_states(model):
+            mode.register(tensor)
         _steps(mode, model, loss_of, [(batch, seq_len)], foreach=True, gradients_stay=False, recomputed=True)
     return renumbered(mode.events)
 

@@ -286,6 +286,30 @@ LORA_RUNS = (
 """fms-acceleration's scripts/benchmarks/refs/a100_80gb.csv (commit 876e2ed): framework none, lora, one GPU, 26 704 571 904 and
 38 742 912 512 bytes of torch.cuda.max_memory_allocated. transformers 4.48.1, peft 0.13.2, torch 2.4.1 (requirements.txt)."""
 
+_IN_NF4: dict[str, Any] = {
+    **_ADAPTED, "precision": "bf16-autocast", "base_dtype": "bf16", "quantize": "nf4", "double_quant": True,
+}  # fmt: skip
+QLORA_RUNS = (
+    OlderRun(
+        "Mistral-7B with QLoRA, 4 sequences",
+        "mistral-7b",
+        {**_IN_NF4, "micro_batch_size": 4},
+        "allocated",
+        15.25,
+        15.26,
+    ),
+    OlderRun(
+        "Mistral-7B with QLoRA, 8 sequences",
+        "mistral-7b",
+        {**_IN_NF4, "micro_batch_size": 8},
+        "allocated",
+        26.46,
+        26.48,
+    ),
+)
+"""The same file: framework accelerated-peft-bnb, one GPU, 16 373 838 336 and 28 412 178 944 bytes. bitsandbytes quantises with
+double quantisation, `bf16=True`, and the plugin casts nothing to fp32."""
+
 _BERT: dict[str, Any] = {"seq_len": 512, "precision": "fp32", "attention": "eager", "gpu": "v100-16gb"}
 _BERT_4: dict[str, Any] = {**_BERT, "micro_batch_size": 1, "global_batch_size": 4}
 BERT_RUNS = (
@@ -298,4 +322,4 @@ BERT_RUNS = (
 """transformers' "Performance and scalability" of January 2022: transformers 4.15, torch 1.10 and CUDA 11.2 on a V100 of 16 GB,
 14 949, 8 681 and 6 775 MiB, of which 1 343 are there with one number on the GPU. A classifier; masked tokens are estimated."""
 
-OLDER_RUNS = (*MARCH_2024_RUNS, *GRANITE_RUNS, *LORA_RUNS, *BERT_RUNS)
+OLDER_RUNS = (*MARCH_2024_RUNS, *GRANITE_RUNS, *LORA_RUNS, *QLORA_RUNS, *BERT_RUNS)
