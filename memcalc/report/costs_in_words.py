@@ -27,6 +27,8 @@ def _training(before: Setup, after: Setup) -> list[str]:
     out: list[str] = []
     if after.optimizer != before.optimizer:
         out.append(f"changes the training: {after.optimizer} instead of {before.optimizer}")
+    if after.quantize != before.quantize:
+        out.append(f"changes the training: the base is in {after.quantize}")
     if after.precision != before.precision:
         out.append(f"changes the training: {after.precision} instead of {before.precision}")
     if after.precision == before.precision and after.engine == before.engine and after.grad_dtype != before.grad_dtype:
@@ -39,6 +41,7 @@ def _training(before: Setup, after: Setup) -> list[str]:
 _PACKAGES: Final = {
     "kernels": {"fused": "Liger-Kernel"},
     "cross_entropy": {"fused": "Liger-Kernel", "chunked": "torch's linear_cross_entropy"},
+    "quantize": {"nf4": "bitsandbytes"},
     "optimizer": {"adamw-8bit": "bitsandbytes", "lion": "lion-pytorch"},
 }
 """The package that an option's value needs besides torch and transformers. Megatron's kernels need none of these."""
@@ -63,6 +66,8 @@ def _machines(before: Setup, after: Setup) -> list[str]:
 
 def _work(before: Report, after: Report) -> list[str]:
     out: list[str] = []
+    if after.setup.quantize != before.setup.quantize:
+        out.append("dequantises each weight when it is used")
     again = after.flops["recomputation"] - before.flops["recomputation"]
     if again > 0:
         out.append(f"recomputes {show_flops(again)} (+{again / before.flops['total']:.0%})")

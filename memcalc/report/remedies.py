@@ -267,4 +267,11 @@ def _training(s: Setup) -> list[Remedy]:
         if name != s.optimizer and not s.optimizer.startswith("sgd")
     ]
     grads = [Remedy("gradients", ({"grad_dtype": "bf16"},), OTHER_TRAINING)] if s.grad_dtype == "fp32" else []
-    return [*lighter, *grads, *others]
+    return [*_quantized(s), *lighter, *grads, *others]
+
+
+def _quantized(s: Setup) -> list[Remedy]:
+    """Return a base in 4 bits for adapters over one that is not quantised."""
+    if not s.lora_rank or s.quantize != "none":
+        return []
+    return [Remedy("quantize", ({"quantize": "nf4", "double_quant": True},), OTHER_TRAINING)]

@@ -59,7 +59,8 @@ def title_words(report: Report) -> tuple[str, list[str]]:
 
 def _trained(s: Setup) -> list[str]:
     """Return what trains, if it is not the whole model."""
-    adapters = [f"adapters of rank {s.lora_rank}"] if s.lora_rank else []
+    base = "" if s.quantize == "none" else f" on a base in {s.quantize}"
+    adapters = [f"adapters of rank {s.lora_rank}{base}"] if s.lora_rank else []
     return [*adapters, *([f"frozen: {s.freeze}"] if s.freeze else [])]
 
 

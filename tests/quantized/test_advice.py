@@ -1,0 +1,26 @@
+"""What a report says of quantised bases."""
+
+from __future__ import annotations
+
+from validate.test_fake import LLAMA
+
+import memcalc
+from memcalc.report.advice import advice
+from memcalc.report.title import title
+
+
+def test_a_base_in_4_bits_is_proposed_for_adapters() -> None:
+    method = {"lora_rank": 16, "precision": "bf16", "recompute": "full", "micro_batch_size": 4}
+    report = memcalc.estimate("llama-3-8b", gpu="rtx3090", **method)
+    (one,) = [one for one in advice(report) if "--quantize" in one.flags]
+    assert one.flags == "--quantize nf4 --double-quant"
+    assert "dequantises each weight when it is used · needs the package bitsandbytes" in one.costs
+    less = memcalc.estimate(LLAMA, lora_rank=4, precision="bf16", quantize="nf4")
+    assert not any("--quantize" in one.flags for one in advice(less))
+    assert not any("--quantize" in one.flags for one in advice(memcalc.estimate("llama-7b", precision="bf16")))
+
+
+def test_the_title_names_the_codes() -> None:
+    assert "adapters of rank 4 on a base in nf4" in str(
+        title(memcalc.estimate(LLAMA, lora_rank=4, precision="bf16", quantize="nf4"))
+    )
