@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("record_plugin",)
 
@@ -22,6 +23,10 @@ modules["transformer_engine"] = None
 # One thread of torch's a process: there is a worker for each core, the tensors are small, and threads that wait for each other
 # wait in a loop. Two of them a worker take four times as long on a machine with two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine is no failure of a test.
+settings.register_profile("on any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("on any machine")
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 
