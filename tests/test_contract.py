@@ -26,7 +26,7 @@ OPTIONS = (
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
     "--kernels", "--engine", "--freeze", "--lora-rank", "--lora-targets", "--lora-dropout",
     "--lora-bias", "--adapter-dtype", "--input-require-grads", "--base-dtype", "--quantize", "--double-quant",
-    "--quantize-compute-dtype", "--prepare-kbit-training", "--gpu", "--network-gbps",
+    "--quantize-compute-dtype", "--prepare-kbit-training", "--task", "--precompute-reference", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
@@ -46,6 +46,7 @@ VALUES = {
     "--base-dtype": "fp32 bf16 fp16",
     "--quantize": "none nf4 fp4 int8",
     "--quantize-compute-dtype": "fp32 bf16 fp16",
+    "--task": "pretrain sft dpo kto ppo grpo",
     "--engine": "none ddp fsdp2 deepspeed megatron",
 }
 
@@ -64,7 +65,7 @@ DEFAULTS: dict[str, Any] = {
     "lora_targets": None, "lora_dropout": None, "lora_bias": None, "adapter_dtype": None,
     "base_dtype": None, "quantize": "none", "double_quant": False, "quantize_compute_dtype": None,
     "prepare_kbit_training": False,
-    "input_require_grads": False, "gpu": None, "network_gbps": None,
+    "input_require_grads": False, "task": "pretrain", "precompute_reference": None, "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""

@@ -56,6 +56,8 @@ def _setup(
     double_quant: t.DoubleQuant = False,
     quantize_compute_dtype: t.QuantizeComputeDtype = None,
     prepare_kbit_training: t.PrepareKbitTraining = False,
+    task: t.Task = None,
+    precompute_reference: t.PrecomputeReference = None,
     gpu: o.Gpu = None,
     network_gbps: o.NetworkGbps = None,
     gemm_efficiency: o.GemmEfficiency = None,

@@ -82,3 +82,20 @@ PrepareKbitTraining = Annotated[
         "--prepare-kbit-training",
     ),
 ]
+Task = Annotated[
+    str | None,
+    option(
+        "What a step trains for, as TRL runs it: pretrain, dpo, kto (sft, ppo, grpo are not modelled). (default: pretrain)",
+        METHOD,
+        "--task",
+    ),
+]
+PrecomputeReference = Annotated[
+    bool | None,
+    option(
+        "The reference's log-probabilities were computed before training, so no reference model is on the GPU "
+        "(precompute_ref_log_probs). (default: off)",
+        METHOD,
+        "--precompute-reference/--no-precompute-reference",
+    ),
+]

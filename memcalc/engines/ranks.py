@@ -307,8 +307,12 @@ def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
 
 
 def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
-    """Return the holdings with the kernels' buffers and a padded batch's mask."""
+    """Return the holdings with the kernels' buffers, a reference model and a padded batch's mask."""
     kept = kept_by_kernels(setup.kernels, setup.attention, model.program, setup.compute_dtype)
+    if setup.has_reference:
+        from memcalc.tasks.reference import reference_rows
+
+        kept = (*kept, *reference_rows(model, setup, holdings.buffer_dtype))
     masks = (padding_row(model),) if setup.padded else ()
     order = holdings.order
     if order is not None:
@@ -323,7 +327,12 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
         own = kernels_of_part(model, setup)
         if own is not None:
             return own
-    kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
+    if model.task is not None:
+        from memcalc.tasks.kernels import KERNELS
+
+        kernels = KERNELS
+    else:
+        kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
     if setup.attention == "sdpa" and setup.kernels != "megatron":
         kernels = on_gpu(kernels, fused_kernels(setup.gpu))
     if setup.cp == 1:

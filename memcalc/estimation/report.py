@@ -18,7 +18,7 @@ from memcalc.inputs.model import Model
 from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.megatron.schedules import State
 from memcalc.setup.setup import Setup
-from memcalc.tuning.tuned import tuned
+from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
     from memcalc.device.verdict import Verdict
@@ -42,7 +42,7 @@ class Report(OnDevice):
         `given` has the options that `setup` was resolved from, to tell them from defaults; None if `setup` was not resolved
         from options.
         """
-        self.model = model = tuned(model, setup) if isinstance(model, Model) else model
+        self.model = model = tasked(model, setup) if isinstance(model, Model) else model
         self.setup = setup
         self.given = given
         self.gpu: GPU | None = None
@@ -105,6 +105,20 @@ class Report(OnDevice):
                 last = held.after_backward[i]
         step = always + left + evaluate(sums.step, batch, seq)
         return {"forward": forward, "backward": backward, "step": step}, at, last
+
+    @property
+    def reference_peak(self) -> int | None:
+        """Return the peak of a reference model's forward, a part of the phase forward. Return None without such a forward,
+        or with an engine whose blocks are played over the run."""
+        rank = self.rank
+        if self.setup.precompute_reference is not False or rank.holdings.over is not None:
+            return None
+        of = self._batch, self._seq
+        most = max(
+            evaluate(moment.poly, *of) + (moment.gradients if rank.holdings.keeps_gradients else 0)
+            for moment in rank.profiles[0].reference
+        )
+        return evaluate(rank.sums.always, *of) + evaluate(rank.sums.forward, *of) + most
 
     def _worst_states(self, rank: Rank) -> Iterable[tuple[State, int]]:
         """Return for each kind (forward, backward) and chunk the state with the most bytes in flight, and these bytes."""

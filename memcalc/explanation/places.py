@@ -64,6 +64,14 @@ BETWEEN: Final = Place(
         "层与层之间传递的隐藏状态；使用重计算时，每层只保留它。",
     ),
 )
+TILED_HEAD: Final = Place(
+    LOSS.called,
+    Words(
+        "TRL's head has no logits. It keeps its input and two numbers of each token, and projects each tile again in backward.",
+        "TRL 的输出层不保存 logits：它只保留输入和每个 token 的两个数，反向时逐块重新投影。",
+    ),
+)
+REFERENCE: Final = Place(Words("reference model", "参考模型"), _ANY)
 OTHER: Final = Place(Words("other", "其他"), _ANY)
 
 _BY_WORD: Final = (
@@ -75,12 +83,17 @@ _BY_WORD: Final = (
     (re.compile(r"lm_head|output_layer|embed_out|\bhead\b|\bcls\b"), HEAD),
     (re.compile(r"embed|wte|wpe|shared\.weight"), EMBEDDING),
 )
+_TILED: Final = re.compile(r"loss: (hidden states of the labels|targets|logsumexp|entropies|positions with a label)")
 _LAYER_ITSELF: Final = re.compile(r"\*(:| |$)|\.\d+(:| |$)")
 
 
 def place_of(name: str) -> Place:
     """Return the place of a row by its name; `OTHER` if the name tells none."""
     module = name.split("(")[0]
+    if module.startswith("reference model: "):
+        return REFERENCE
+    if _TILED.match(module):
+        return TILED_HEAD
     if module.startswith("loss"):
         return LOSS
     if _LAYER_ITSELF.search(module.split(".weight")[0]) and "*." not in module:

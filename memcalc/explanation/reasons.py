@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.explanation.buffers import buffer_reason, kind_of
-from memcalc.explanation.places import place_of
+from memcalc.explanation.places import REFERENCE, place_of
 from memcalc.explanation.words import Words
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ GRADIENTS: Final = Words(
 GRADIENTS_OF_A_SHARD: Final = Words(
     "After the reduction a rank keeps the sum for its own part of the weights, 1/{shards} of them.",
     "规约之后，每个 rank 只保留自己负责的那 1/{shards} 权重的梯度之和。",
+)
+
+WEIGHTS_OF_A_REFERENCE: Final = Words(
+    "The reference is a copy of the policy that never trains; its log-probabilities are what the policy is compared with.",
+    "参考模型是策略模型的一份不训练的副本；策略模型与它的对数概率作比较。",
 )
 
 _STATES: Final = {
@@ -85,6 +90,8 @@ def reason(report: Report, item: Item, language: str) -> str:
 
 def _of_weights(report: Report, item: Item, language: str) -> str:
     shards = report.setup.shards
+    if place_of(item.name) is REFERENCE:
+        return WEIGHTS_OF_A_REFERENCE.said(language)
     if report.setup.zero == 3 and shards > 1:
         return WEIGHTS_OF_A_SHARD.said(language, shards=shards)
     itemsize = item.formula.rsplit("·", 1)[-1].removesuffix(" B")

@@ -33,7 +33,7 @@ class Model:
 
     __slots__ = (
         "_copies", "_num_parameters", "_trainable", "_trained", "fields", "model_type", "name", "notes", "profiles",
-        "program", "tuning", "weight_classes", "whole",
+        "program", "task", "tuning", "weight_classes", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,8 @@ class Model:
         self.profiles: dict[Any, Any] = {}
         self.tuning: Any = None
         """The choice of what trains (`memcalc.tuning`) that the model was made for; None: all of it trains."""
+        self.task: Any = None
+        """The task (`memcalc.tasks`) whose step the program has; None: pretraining."""
         self.whole: Model = self
         """The model that trains as a whole."""
         self._num_parameters = sum(numel(w.shape)[0] * self.copies(w) for w in self.weight_classes)

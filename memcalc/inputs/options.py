@@ -72,6 +72,8 @@ class Options(NamedTuple):
     double_quant: bool = False
     quantize_compute_dtype: str | None = None
     prepare_kbit_training: bool = False
+    task: str = "pretrain"
+    precompute_reference: bool | None = None
     gpu: str | None = None
     network_gbps: float | None = None
     gemm_efficiency: float | None = None
@@ -98,6 +100,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "base_dtype": ("fp32", "bf16", "fp16"),
     "quantize": ("none", "nf4", "fp4", "int8"),
     "quantize_compute_dtype": ("fp32", "bf16", "fp16"),
+    "task": ("pretrain", "sft", "dpo", "kto", "ppo", "grpo"),
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip
@@ -140,6 +143,7 @@ FLAGS: Final = (
     "input_require_grads",
     "double_quant",
     "prepare_kbit_training",
+    "precompute_reference",
 )
 
 

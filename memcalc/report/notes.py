@@ -25,6 +25,7 @@ def notes(report: Report) -> list[str]:
         *_of_one_gpu(report),
         *_of_states(report),
         *_of_adapters(report),
+        *_of_task(report),
         *_of_attention(report),
     ]
 
@@ -66,6 +67,19 @@ def _of_adapters(report: Report) -> list[str]:
         "adapters: peft's own are fp32; each adapted layer keeps an fp32 copy of its input, which can be more than full "
         f"fine-tuning keeps (--adapter-dtype {base} keeps none)"
     ]
+
+
+def _of_task(report: Report) -> list[str]:
+    """Return a note on what is taken of a preference task's batch, and the peak of the reference's forward."""
+    s = report.setup
+    if s.precompute_reference is None:
+        return []
+    padded = "" if s.padded else "; sequences of a batch that differ in length have a mask (--padded)"
+    out = [f"{s.task}: all tokens but the first of each sequence count as completions{padded}"]
+    peak = report.reference_peak
+    if peak is not None:
+        out.append(f"{s.task}: the reference's forward peaks at {show_bytes(peak)}, the policy's activations included")
+    return out
 
 
 def _of_attention(report: Report) -> list[str]:

@@ -61,7 +61,15 @@ def _trained(s: Setup) -> list[str]:
     """Return what trains, if it is not the whole model."""
     base = "" if s.quantize == "none" else f" on a base in {s.quantize}"
     adapters = [f"adapters of rank {s.lora_rank}{base}"] if s.lora_rank else []
-    return [*adapters, *([f"frozen: {s.freeze}"] if s.freeze else [])]
+    return [*_task(s), *adapters, *([f"frozen: {s.freeze}"] if s.freeze else [])]
+
+
+def _task(s: Setup) -> list[str]:
+    """Return the task, and where its reference is; [] for pretraining."""
+    if s.precompute_reference is None:
+        return []
+    beside = "the adapters' base is the reference" if s.lora_rank else "with a reference model"
+    return [f"{s.task}, {'reference precomputed' if s.precompute_reference else beside}"]
 
 
 def _reduced(s: Setup) -> str:

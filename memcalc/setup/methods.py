@@ -183,6 +183,8 @@ def kernels_of(options: Options, precision: str, engine: str, model: Model | Non
 
 def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:
     """Return the loss that runs: the kernels' own unless another one is asked for."""
+    if model.task is not None:
+        return "chunked"  # TRL's head, of all preference tasks (memcalc.setup.task_checks)
     if options.cross_entropy is None:
         return DEFAULT_LOSS[kernels]
     allowed = losses(kernels, model.model_type)

@@ -29,10 +29,11 @@ from memcalc.setup.refusals import (
 )
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
+from memcalc.setup.task_checks import check_task, precompute_reference_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import zero_sizes
-from memcalc.tuning.tuned import tuned
+from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -40,12 +41,13 @@ if TYPE_CHECKING:
 
 def resolve(options: Options, model: Model | None) -> Setup:
     """Return the setup that `options` mean for `model`; None stands for a bare number of parameters."""
-    model = None if model is None else tuned(model, options)
+    model = None if model is None else tasked(model, options)
     dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
     check_tuning(options, engine, precision, model)
     check_quantized(options, engine, model)
+    check_task(options, engine, model)
     check_modelled(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
     global_batch_size = global_batch_size_of(options, dp)
@@ -107,6 +109,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         **adapter_options(options),
         input_require_grads=input_require_grads_of(options, engine, model),
         **quantized_options(options),
+        task=options.task,
+        precompute_reference=precompute_reference_of(options),
         gpu=options.gpu,
         network_gbps=network_gbps(options),
         gemm_efficiency=given_share("gemm_efficiency", options),

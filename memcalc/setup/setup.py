@@ -82,6 +82,9 @@ class Setup(NamedTuple):
     """The dtype that quantised weights are multiplied in; None without them."""
     prepare_kbit_training: bool
     """True if peft has cast what is not quantised to fp32 (`prepare_model_for_kbit_training`)."""
+    task: str
+    precompute_reference: bool | None
+    """True if the reference's log-probabilities were computed before training; None without a reference."""
     gpu: str | None
     network_gbps: float | None
     """Gbit/s of one GPU's network in each direction; None: not known."""
@@ -157,6 +160,11 @@ class Setup(NamedTuple):
         """Tell whether adapters have a dtype of their own. DeepSpeed casts all weights, and FSDP2's units gather all in one
         dtype."""
         return self.lora_rank > 0 and self.engine in ("none", "ddp")
+
+    @property
+    def has_reference(self) -> bool:
+        """Tell whether a reference model is on the GPU beside the policy. Adapters that are switched off need none."""
+        return self.precompute_reference is False and not self.lora_rank
 
     @property
     def compute_dtype(self) -> DType:

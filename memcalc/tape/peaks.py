@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memcalc.core.amounts import amount
 from memcalc.tape.runs import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
@@ -80,3 +85,15 @@ def _begins(run: Trace) -> dict[int, tuple[str, bool]]:
         between = layer is not None and (layer in early or layer in late)
         out[place] = phase, not (between or (more and (place in forward or place in backward)))
     return out
+
+
+def within(run: Trace, parts: Sequence[range]) -> Trace:
+    """Return the run with no other phase than `forward`, and that only in some parts of its log."""
+    starts = {part.start: "forward" for part in parts} | {part.stop: "" for part in parts}
+    layers = {place: layer for place, _, layer in run.segments}
+    phase, layer = "", None
+    segments: list[tuple[int, str, int | None]] = []
+    for place in sorted(starts.keys() | layers.keys()):
+        phase, layer = starts.get(place, phase), layers.get(place, layer)
+        segments.append((place, phase, layer))
+    return run._replace(segments=segments)

@@ -30,7 +30,7 @@ from memcalc.core.tensor import Memory
 from memcalc.families.base.module import Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.tape.kernels import Pass, Product, passes_of, products_of
-from memcalc.tape.peaks import peaks
+from memcalc.tape.peaks import peaks, within
 from memcalc.tape.runs import NO_MIDDLE, Middle, Trace
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ class Profile:
         """Tell whether the profile holds only for sequences of the same remainder."""
         return self.run.pads_queries
 
+    @cached_property
+    def reference(self) -> tuple[Moment, ...]:
+        """Return the moments of forward in which a reference model runs."""
+        return _moments(peaks(within(self.run, self.run.of_reference))[0])
+
     @property
     def moments(self) -> tuple[Moment, ...]:
         return (*self.forward, *self.backward, self.saved, self.left)
@@ -153,7 +158,8 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     whole = program.whole(size.seq)
-    run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole, choices.accumulating)
+    sequences = program.sequences(size.batch)
+    run = Run(memory, choices.dtype, choices.attention, choices.recompute, sequences, whole, choices.accumulating)
     run.policy, run.buffer_dtype, run.recompute_layers = choices.policy, choices.buffer_dtype, choices.recompute_layers
     run.input_require_grads = choices.input_require_grads
     if program.source:
@@ -182,12 +188,12 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.add_buffer(buffer)
     batch_of = program.give(run)
     if choices.padded:
-        run.attention_mask = run.add_input(program.padding(size.batch, size.seq))
+        run.attention_mask = run.add_input(program.padding(sequences, size.seq))
     ends, _loss = passes(program, run, choices.autocast, choices.micro_batches, batch_of)  # held until the next one
     return Trace(
         list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
         tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
-        noted=run.noted, pads_queries=memory.pads_queries, streamed=tuple(memory.streamed),
+        noted=run.noted, pads_queries=memory.pads_queries, streamed=tuple(memory.streamed), of_reference=tuple(run.of_reference),
     )  # fmt: skip
 
 

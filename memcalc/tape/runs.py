@@ -64,6 +64,8 @@ class Trace(NamedTuple):
     pads_queries: bool = False
     """True if the run holds only for sequences of the same remainder (`Program.remainder`)."""
 
+    of_reference: tuple[range, ...] = ()
+    """The places in the log of the forwards of a reference model."""
     streamed: tuple[Streamed, ...] = ()
     """The kernels of the ops that multiply no matrices."""
 

@@ -74,7 +74,8 @@ def step_time(report: Report) -> StepTime | Unknown:
         zip(PARTS, (computing, own.sums.recomputation, own.exposed, max(0.0, passes - busy), updating), strict=True)
     )
     seconds = sum(breakdown.values())
-    tokens = setup.global_batch_size * (setup.seq_len or 0)
+    of_each = 1 if report.model.task is None else report.model.task.per_example
+    tokens = setup.global_batch_size * of_each * (setup.seq_len or 0)
     known = range_of(setup, gpu)
     return StepTime(
         seconds,

@@ -53,6 +53,9 @@ def _widest(args: tuple[Any, ...]) -> torch.dtype:
     return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cpu")
 
 
+_SUM = torch.ops.aten.sum.default
+
+
 def _kernel(op: Any, policy: str) -> Callable[..., Any]:
     """Return AutocastCUDA's kernel for an op (WrapFunction_ in autocast_mode.h)."""
     places = {argument.name: i for i, argument in enumerate(op._schema.arguments)}
@@ -62,6 +65,8 @@ def _kernel(op: Any, policy: str) -> Callable[..., Any]:
             if policy != "fp32 result":
                 dtype = {"fp32": torch.float32}.get(policy) or torch.get_autocast_dtype("cpu")
                 return op(*_cast(args, _widest(args) if policy == "promote" else dtype), **kwargs)
+            if op is _SUM and not args[0].is_floating_point():  # firstarg_is_eligible: a number of places stays one
+                return op(*args, **kwargs)
             given = kwargs.pop("dtype", None) or (args[places["dtype"]] if len(args) > places["dtype"] else None)
             return op(*args[: places["dtype"]], dtype=given or torch.float32, **kwargs)
 

@@ -37,6 +37,7 @@ from memcalc.validate.history import phases_of
 from memcalc.validate.meter import Meter
 from memcalc.validate.pipeline import pipeline
 from memcalc.validate.place import Place, place
+from memcalc.validate.preference import is_preference, preference_job
 from memcalc.validate.reference import Job, build, make_batch, saved_by_hooks
 
 if TYPE_CHECKING:
@@ -96,10 +97,12 @@ def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: boo
     """Return the job. A model that is to be sharded never exists as a whole."""
     setup, model = report.setup, report.model
 
-    def made() -> Any:
+    def made(of: Setup = setup) -> Any:
         with torch.device(DEVICE if mesh is None else "meta"):
-            return build(setup, model, fields_of(model))
+            return build(of, model if of is setup else model.whole, fields_of(model))
 
+    if is_preference(setup):
+        return preference_job(setup, made, DEVICE, None, stack)
     if setup.pp > 1:
         device = torch.device(DEVICE)
         number = mesh.get_local_rank("pp")

@@ -72,10 +72,20 @@ def configuration(setup: Setup) -> dict[str, Any]:
 def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], stack: contextlib.ExitStack) -> Job:
     """Return the job. `module` is in fp32: DeepSpeed casts it. The replacement of its attention lasts as long as
     `stack`."""
-    package = load()
+    load()
     mpu = stack.enter_context(shared_sequences(module, setup.cp, setup.micro_batch_size))
+    engine = engine_of(setup, module, stack, mpu)
+
+    def loss() -> Any:
+        return engine(**batch).loss if mpu is None else shared_loss(engine, batch, setup.cp)
+
+    return Job([module], engine.optimizer, batch, stepping(setup, engine, module, loss))
+
+
+def engine_of(setup: Setup, module: Any, stack: contextlib.ExitStack, mpu: Any = None) -> Any:
+    """Return the engine around a module that trains, until `stack` ends."""
     own = None if has_fused_adam(setup) else make(setup, [list(_trained(module))])
-    engine, *_ = package.initialize(
+    engine, *_ = load().initialize(
         model=module,
         optimizer=own,
         model_parameters=_trained(module),  # asked for when the engine has replaced modules
@@ -84,13 +94,27 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
         mpu=mpu,
     )
     stack.callback(engine.destroy)  # its hooks would keep it
+    return engine
+
+
+def inference_engine(setup: Setup, module: Any, stack: contextlib.ExitStack) -> Any:
+    """Return the engine around a module that does not train, as TRL's prepare_deepspeed makes it: without an optimizer, in
+    stage 3 or 0."""
+    config = {name: value for name, value in configuration(setup).items() if name != "optimizer"}
+    if setup.zero != 3:
+        config["zero_optimization"] = {**config["zero_optimization"], "stage": 0}
+    engine, *_ = load().initialize(model=module, config=config, dist_init_required=False)
+    stack.callback(engine.destroy)
+    engine.eval()
+    return engine
+
+
+def stepping(setup: Setup, engine: Any, module: Any, loss: Callable[[], Any]) -> Callable[[Enter], int]:
+    """Return a step of the engine. `loss` runs a micro-batch's forward. The last loss is held until there is a new one."""
     losses: list[Any] = [None]
     given: Callable[[], int] = (
         _gradients_of_backward(engine, module) if setup.zero == 1 else lambda: _given(engine, module)
     )
-
-    def loss() -> Any:
-        return engine(**batch).loss if mpu is None else shared_loss(engine, batch, setup.cp)
 
     def step(enter: Enter) -> int:
         gradients = 0
@@ -105,7 +129,7 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
             engine.step()
         return gradients
 
-    return Job([module], engine.optimizer, batch, step)
+    return step
 
 
 def _trained(module: Any) -> Iterator[Any]:

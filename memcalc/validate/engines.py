@@ -43,6 +43,12 @@ def _job(
 
 
 def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live | None) -> Job:
+    model, held_back = replicated(setup, module, live)
+    return _job(setup, module, model, make_optimizer(setup, module), batch, held_back)
+
+
+def replicated(setup: Setup, module: Any, live: Live | None) -> tuple[Any, Around]:
+    """Return the module in DDP, and the context of its micro-batches."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(module)
@@ -63,7 +69,7 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
 
     if torch.distributed.get_backend() == "fake":
         model.register_comm_hook(None, hook)
-    return _job(setup, module, model, make_optimizer(setup, module), batch, held_back)
+    return model, held_back
 
 
 def mesh_of(setup: Setup, device: str) -> Any:

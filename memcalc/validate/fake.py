@@ -41,6 +41,7 @@ from memcalc.validate.live import Live, resizing, whole_shapes_uncounted
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
 from memcalc.validate.pipeline import pipeline
+from memcalc.validate.preference import is_preference, preference_job, triton_of_a_gpu
 from memcalc.validate.quantized import four_bit_products_of_cuda
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
@@ -74,6 +75,7 @@ def _can_be_fake(setup: Setup) -> bool:
     return (
         plain
         and setup.engine not in ("ddp", "deepspeed")
+        and not is_preference(setup)
         and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
     )
 
@@ -109,6 +111,8 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
             stack.enter_context(deepspeed.on_the_cpu())
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
+        if is_preference(setup):
+            stack.enter_context(triton_of_a_gpu())
         stack.enter_context(routing(setup, alone=True))
         stack.enter_context(four_bit_products_of_cuda(setup))
         if setup.ep == 1 and not fake:  # experts that are run in a loop have their rows
@@ -134,9 +138,11 @@ def worst(ranks: Sequence[Measured]) -> Measured:
 def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> Job:
     setup, model = report.setup, report.model
 
-    def made() -> Any:
-        return build(setup, model, fields_of(model))
+    def made(of: Setup = setup) -> Any:
+        return build(of, model if of is setup else model.whole, fields_of(model))
 
+    if is_preference(setup):
+        return preference_job(setup, made, "cpu", live, stack)
     if setup.pp > 1:
         cpu = torch.device("cpu")
         number = report.rank.number

@@ -84,6 +84,8 @@ class Untouched(TorchDispatchMode):
 
     def _make(self, func: Any, args: Any, kwargs: Any, given: list[Any], leaves: list[Any], tree: Any) -> Any:
         known = self._known(given)
+        if func is _OF_CHOSEN and not known:
+            return self._new(Made(tuple(args[2]), torch.empty(args[2], device="meta").stride(), args[0].dtype))
         if not _LOOKS.isdisjoint(func.tags):
             if known:
                 return func(*args, **kwargs)
@@ -269,5 +271,7 @@ _EMPTY: Final = tuple(
     f"aten::{name}"
     for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 )
+_OF_CHOSEN: Final = torch.ops.aten.masked_scatter_backward.default
+"""An op whose result has a given size. Fake tensors would look for the places of its mask."""
 _MASKS: Final = (torch.bool, torch.uint8)
 _OVERWRITE: Final = ("aten::copy_", "aten::fill_", "aten::zero_")

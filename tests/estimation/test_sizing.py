@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "base_dtype": ("bf16", "fp16"), "quantize": ("nf4", "int8"), "double_quant": (True,),
     "quantize_compute_dtype": ("bf16",), "prepare_kbit_training": (True,),
     "lora_dropout": (0.1,), "lora_bias": ("all",), "adapter_dtype": ("bf16",), "input_require_grads": (True, False),
+    "task": ("pretrain", "dpo", "kto"), "precompute_reference": (True, False),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}

@@ -172,7 +172,7 @@ def trained_dtype(model: Model, setup: Setup) -> DType:
 
 def padding_row(model: Model) -> Row:
     """Return the row of a padded batch's mask, which every engine has."""
-    name, shape, dtype = model.program.padding(_BATCH, _SEQ)
+    name, shape, dtype = model.program.padding(model.program.sequences(_BATCH), _SEQ)
     assert dtype is not None
     return Row("buffers", name, shape, dtype, life="the step's batch", source="the caller")
 

@@ -18,7 +18,7 @@ from memcalc.estimation.report import PHASES
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import WHOLE, Options, check_options, option_name, refuse
 from memcalc.setup.resolved import data_parallel_degree, resolve
-from memcalc.tuning.tuned import tuned
+from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
     import os
@@ -116,7 +116,7 @@ def many(model: str | os.PathLike[str] | Mapping[str, Any] | Model, **options: A
         allowed &= (low <= array) & (array <= high)
     out["refused"] |= ~allowed
     for places, own in _frames(flat, np.flatnonzero(allowed)):
-        _ask(tuned(loaded, fixed), check_options({**scalars, **own}), _Asked(flat, places), gpu, out)
+        _ask(tasked(loaded, fixed), check_options({**scalars, **own}), _Asked(flat, places), gpu, out)
     out["refused"] |= out["too large"]
     return _many(loaded, {**scalars, **whole}, out, shape)
 

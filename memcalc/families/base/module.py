@@ -126,6 +126,12 @@ class Run:
     """The model's output, if the caller holds it while it computes another loss from the model's."""
     router_logits: list[tuple[int | None, Tensor]] | None = None
     """The first result of each layer's router, while these are collected (transformers' OutputRecorder)."""
+    asked: Any = None
+    """The wishes of a task for the head (`memcalc.tasks.fused_head`), while one of its models runs."""
+    reference: Run | None = None
+    """The run of the reference model, once there is one."""
+    of_reference: list[range] = field(default_factory=list[range])
+    """The places in the log of the reference's forwards."""
     recompute_layers: int | None = None
     """The number of layers that are recomputed, the first ones; None: all."""
     sent_once: list[Sent] = field(default_factory=list[Sent])

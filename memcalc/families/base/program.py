@@ -190,6 +190,10 @@ class Program:
         """Return the positions of a sequence if the caller has to give them; None otherwise."""
         return None if self.tensor_parallel is None else self.tensor_parallel.given_positions(whole)
 
+    def sequences(self, batch: Dim) -> Dim:
+        """Return the sequences of one forward for a micro-batch."""
+        return batch
+
     def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
         """Return what the caller gives and holds."""
         if self.context_parallel is not None:

@@ -1,0 +1,108 @@
+"""Refusals of tasks: what TRL does with the options beside `--task` and is not modelled, each by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.tasks import PREFERENCE
+from memcalc.tasks.program import takes_head
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+_MODELLED: Final = ("pretrain", *PREFERENCE)
+_ENGINES: Final = ("none", "ddp", "deepspeed")
+_HEAD: Final = "chunked"
+
+
+def check_task(options: Options, engine: str, model: Model | None) -> None:
+    """Raise InputError for a task that is not modelled, or not beside the other options."""
+    task = options.task
+    if options.precompute_reference is not None and task not in PREFERENCE:
+        why = f"is an option of tasks with a reference model; allowed: with --task {' or '.join(PREFERENCE)}"
+        refuse("precompute_reference", options.precompute_reference, why)
+    if task not in _MODELLED:
+        refuse("task", task, f"{NOT_YET}{', '.join(_MODELLED)}")
+    if task not in PREFERENCE:
+        return
+    if model is None:
+        refuse("task", task, "needs a model, whose reference is a second one; allowed: pretrain, or --model")
+    if engine not in _ENGINES:
+        refuse("task", task, f"with engine {engine} {NOT_YET}pretrain, or --engine {', '.join(_ENGINES)}")
+    if options.zero == 3:
+        refuse("task", task, f"with --zero 3, which shards the reference too, {NOT_YET}--zero 0, 1, 2")
+    for axis in ("tp", "pp", "cp", "ep"):
+        if getattr(options, axis) > 1:
+            refuse("task", task, f"with --{axis} {getattr(options, axis)} {NOT_YET}--{axis} 1")
+    _check_head(options, model)
+    _check_dropout(options, model)
+    for name, only in (("quantize", "none"), ("base_dtype", None), ("prepare_kbit_training", False)):
+        if getattr(options, name) != only:
+            refuse(name, getattr(options, name), f"with --task {task} {NOT_YET}leave it out")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"with --task {task} {NOT_YET}hf")
+    why = f"TRL's trainer switches checkpointing of all layers off and on again; with --task {task}"
+    if options.recompute not in ("none", "full"):
+        refuse("recompute", options.recompute, f"{why} {NOT_YET}none, full")
+    if options.recompute_layers is not None:
+        refuse("recompute_layers", options.recompute_layers, f"{why} {NOT_YET}leave it out")
+    if task == "kto" and options.micro_batch_size == 1:
+        why = "with --micro-batch-size 1 there are no other sequences to estimate the distance from the reference with"
+        refuse("task", task, f"{why}; allowed: --micro-batch-size 2 or more")
+    if options.seq_len == 1:
+        refuse("seq_len", options.seq_len, f"--task {task} needs a token after the first one; allowed: 2 or more")
+    if options.lora_targets is not None and model.program.adapters is not None:
+        _check_targets(options, model)
+
+
+def _check_head(options: Options, model: Model) -> None:
+    """Raise InputError for a model whose last hidden states TRL's head is not checked with."""
+    whole = model.whole
+    if not takes_head(whole.program) or whole.model_type in _DIFFER:
+        refuse("task", options.task, f"for a {model.model_type} {NOT_YET}pretrain, or a decoder without routed experts")
+    if options.cross_entropy not in (None, _HEAD):
+        refuse("cross_entropy", options.cross_entropy, f"TRL's trainer has a head of its own; allowed: {_HEAD}")
+
+
+_DIFFER: Final = ("ctrl", "gpt_neox_japanese")
+"""Types whose run differs from TRL's."""
+_DROPOUTS: Final = (
+    "attn_pdrop", "dropout", "embd_pdrop", "embed_dropout", "embedding_dropout", "hidden_dropout", "resid_dropout",
+    "resid_pdrop", "residual_dropout",
+)  # fmt: skip
+_DROPOUT_IS_CHECKED: Final = (
+    "falcon",
+    "gpt2",
+    "gpt_neox",
+    "openai-gpt",
+    "opt",
+    "phi",
+    "phi3",
+    "stablelm",
+    "starcoder2",
+)
+"""Types for which it is checked which of their dropouts TRL switches off."""
+
+
+def _check_dropout(options: Options, model: Model) -> None:
+    """Raise InputError for a dropout that may be a module, which TRL switches off, or a function, which it does not."""
+    if model.model_type in _DROPOUT_IS_CHECKED:
+        return
+    for name in _DROPOUTS:
+        if getattr(model.whole.program.config, name, 0.0):
+            refuse("task", options.task, f"for a {model.model_type} whose {name} is not 0 {NOT_YET}pretrain")
+
+
+def _check_targets(options: Options, model: Model) -> None:
+    """Raise InputError for an adapter of the head, whose weight TRL's head takes without the adapter."""
+    adapters = model.program.adapters
+    assert adapters is not None
+    for name in (model.program.head_name, model.program.unembedding):
+        if adapters.has(name, None):
+            refuse("lora_targets", options.lora_targets, f"{name} with --task {options.task} {NOT_YET}the other layers")
+
+
+def precompute_reference_of(options: Options) -> bool | None:
+    """Return whether the reference's log-probabilities are there before training; None without a reference."""
+    return bool(options.precompute_reference) if options.task in PREFERENCE else None

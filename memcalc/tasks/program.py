@@ -1,0 +1,124 @@
+"""Programs of preference tuning: a family's program, which now runs the policy and its reference in one forward."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.core.dtypes import fp32
+from memcalc.core.tensor import Autocast
+from memcalc.families.base.blocks import lm_head_loss
+from memcalc.families.base.program import Program
+from memcalc.tasks.fused_head import Asked, fused_lm_head, position_tiles
+from memcalc.tasks.reference import reference_run
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from memcalc.core.dims import Dim
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Input, Run
+    from memcalc.tasks.task import Task
+
+
+class _Preference(Program):
+    """The base of the classes that `_class` makes: what a preference task changes of a program."""
+
+    loss_dtype = fp32
+    task: Task
+
+    def sequences(self, batch: Dim) -> Dim:
+        return self.task.sequences(batch)
+
+    def inputs(self, batch: Dim, seq: Dim) -> Sequence[Input]:
+        return self.task.inputs(batch, seq)
+
+    def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
+        return self.inputs(self.sequences(batch), whole)
+
+    def branch(self, batch: int, seq: int) -> Hashable:
+        sequences = self.task.per_example * batch
+        return super().branch(sequences, seq), position_tiles(sequences * (seq - 1))
+
+    def forward(self, run: Run, *batch: Tensor) -> Tensor:
+        return self.task.loss(Models(self, run), *batch)
+
+
+class Models:
+    """The policy and its reference, as a trainer calls them (`model(**batch, labels=labels, fused_lm_head=True)`)."""
+
+    def __init__(self, program: _Preference, run: Run) -> None:
+        self.run = run
+        self._program = program
+        state = run.memory.autocast
+        self._autocast = None if state is None else state.dtype
+        self._dtype_of_forward = super(_Preference, program).forward
+
+    def policy(self, ids: Tensor, labels: Tensor, *, graph: bool = True) -> tuple[Tensor, ...]:
+        """Run the policy. Returns its log-probabilities, and the other outputs."""
+        return self._call(self.run, ids, labels, metrics=True, graph=graph)
+
+    def reference(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Run the reference, without a graph. Returns its log-probabilities."""
+        run = self.run
+        if run.reference is None:
+            run.reference = reference_run(self._program, run)
+        start = len(run.memory.log)
+        log_probs = self._call(run.reference, ids, labels, metrics=run.adapters is not None, graph=False)[0]
+        run.of_reference.append(range(start, len(run.memory.log)))
+        return log_probs
+
+    def _call(self, run: Run, ids: Tensor, labels: Tensor, *, metrics: bool, graph: bool) -> tuple[Tensor, ...]:
+        """Run a model's forward, in a context of autocast of its own (accelerate's prepare_model)."""
+        memory, enabled = run.memory, run.memory.grad_enabled
+        memory.grad_enabled = graph
+        run.asked = asked = Asked(labels, metrics)
+        kernels = memory.kernels
+        memory.kernels = {**kernels, lm_head_loss: fused_lm_head}
+        try:
+            with Autocast(memory, self._autocast):
+                log_probs = self._dtype_of_forward(run, ids)
+        finally:
+            memory.grad_enabled = enabled
+            memory.kernels = kernels
+            run.asked = None
+        return (log_probs, *asked.outputs)
+
+
+_DROPOUT_MODULES: Final = ("embd_pdrop", "resid_pdrop", "attn_pdrop")
+"""The fields of configurations whose dropouts are modules, whatever the type."""
+_OF_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpt_neox": ("hidden_dropout",), "stablelm": ("hidden_dropout",),
+}  # fmt: skip
+"""The fields whose dropouts are modules in some types, and functions in others."""
+
+
+@cache
+def _class(of: type[Program]) -> type[Program]:
+    return type(f"{of.__name__}WithReference", (_Preference, of), {})
+
+
+def takes_head(program: Program) -> bool:
+    """Tell whether TRL's head can take the place of a program's own: its forward ends with `lm_head_loss`, and no router has a
+    loss of its own."""
+    forward = getattr(type(program).forward, "__code__", None)
+    ends = forward is not None and lm_head_loss.__name__ in forward.co_names
+    return ends and not program.source and program.routed == (1, 1)
+
+
+def with_task(program: Program, task: Task, model_type: str) -> Program:
+    """Return a copy of the program whose step is the task's. TRL switches off every nn.Dropout (`disable_dropout`), but not the
+    dropout of attention weights that is a function."""
+    own: Any = copy.copy(program)
+    own.__dict__.pop("idle", None)
+    switched_off = (*_DROPOUT_MODULES, *_OF_TYPES.get(model_type, ()))
+    modules = {name: 0.0 for name in switched_off if getattr(own.config, name, None)}
+    if modules:
+        own.config = replace(own.config, **modules)
+    if own.adapters is not None:
+        own.adapters = own.adapters._replace(how=own.adapters.how._replace(dropout=0.0))
+    own.__class__ = _class(type(program))
+    own.task = task
+    return own

@@ -1,0 +1,55 @@
+"""A model with the step of a task, made from the options that say what trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from memcalc.inputs.model import Model
+from memcalc.tasks import PREFERENCE
+from memcalc.tuning.tuned import Chosen, tuned
+
+if TYPE_CHECKING:
+    from memcalc.tasks.task import Task
+
+
+class ChosenTask(Chosen, Protocol):
+    """Options or a setup: both say what a step trains for."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def precompute_reference(self) -> bool | None: ...
+    @property
+    def padded(self) -> bool: ...
+
+
+def tasked(model: Model, chosen: ChosenTask) -> Model:
+    """Return the model of which the chosen part trains, with the step of the chosen task. It is made once."""
+    if chosen.task not in PREFERENCE:
+        return tuned(model.whole if model.task is not None else model, chosen)
+    task = _task(chosen)
+    base = tuned(model.whole, chosen)
+    key = "task", chosen.task, task  # tuples of two tasks can be equal
+    if key not in base.profiles:
+        base.profiles[key] = _made(base, task)
+    return base.profiles[key]
+
+
+def _task(chosen: ChosenTask) -> Task:
+    """Return the task of options. Its module is imported on demand."""
+    how = bool(chosen.precompute_reference), chosen.padded
+    if chosen.task == "kto":
+        from memcalc.tasks.kto import Kto
+
+        return Kto(*how)
+    from memcalc.tasks.dpo import Dpo
+
+    return Dpo(*how)
+
+
+def _made(base: Model, task: Task) -> Model:
+    from memcalc.tasks.program import with_task
+
+    own = Model(base.name, base.model_type, with_task(base.program, task, base.model_type), base.fields, base.notes)
+    own.tuning, own.whole, own.task = base.tuning, base.whole, task
+    return own
