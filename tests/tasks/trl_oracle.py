@@ -39,8 +39,9 @@ def _stand_in(name: str) -> ModuleType:
 
 def import_trl() -> None:
     """Import TRL, without the packages for data sets where they are not installed."""
-    if "trl" in sys.modules:
+    if "trl.trainer.dpo_trainer" in sys.modules:
         return
+    importlib.import_module("trl")  # says so first where it is not installed
     import transformers
 
     _ = transformers.Trainer  # looks for the packages itself
