@@ -75,6 +75,16 @@ SECTIONS: dict[str, dict[str, str]] = {
         "memory.rank": "which rank is reported",
         "memory.rank.pp": "its pipeline rank",
         "memory.rank.cp": "its context-parallel rank; only where ranks that share a sequence differ",
+        "memory.host": "what the ranks of the fullest node keep on the host between steps, in bytes; 0 without offload",
+        "memory.host.pinned": "in page-locked memory, with what its allocator rounds up",
+        "memory.host.paged": "in other memory",
+        "memory.host.nvme": "in files",
+        "memory.host_items": "the rows of the host; those of a kind sum to its bytes",
+        **_under("memory.host_items[]", {
+            "kind": "pinned, paged or nvme", "name": "what it is", "nbytes": "bytes of all ranks of the node",
+            "blocks": "how many blocks", "dtype": "of the elements; '' for what is rounded up", "life": "when it exists",
+            "formula": "its bytes, in words and numbers", "basis": "as of a row", "source": "as of a row",
+        }),
         "memory.ranks": "every pipeline rank, first to last",
         **_under("memory.ranks[]", {
             "pp": "the pipeline rank", "layers": "layers that it holds",

@@ -26,7 +26,8 @@ OPTIONS = (
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
     "--kernels", "--engine", "--freeze", "--lora-rank", "--lora-targets", "--lora-dropout",
     "--lora-bias", "--adapter-dtype", "--input-require-grads", "--base-dtype", "--quantize", "--double-quant",
-    "--quantize-compute-dtype", "--prepare-kbit-training", "--task", "--precompute-reference", "--gpu", "--network-gbps",
+    "--quantize-compute-dtype", "--prepare-kbit-training", "--task", "--precompute-reference",
+    "--offload-optimizer", "--offload-params", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
@@ -42,6 +43,8 @@ VALUES = {
     "--cross-entropy": "eager vocab-parallel fused chunked",
     "--kernels": "hf fused megatron",
     "--lora-bias": "none all lora_only",
+    "--offload-optimizer": "none cpu nvme",
+    "--offload-params": "none cpu nvme",
     "--adapter-dtype": "fp32 bf16 fp16",
     "--base-dtype": "fp32 bf16 fp16",
     "--quantize": "none nf4 fp4 int8",
@@ -65,7 +68,9 @@ DEFAULTS: dict[str, Any] = {
     "lora_targets": None, "lora_dropout": None, "lora_bias": None, "adapter_dtype": None,
     "base_dtype": None, "quantize": "none", "double_quant": False, "quantize_compute_dtype": None,
     "prepare_kbit_training": False,
-    "input_require_grads": False, "task": "pretrain", "precompute_reference": None, "gpu": None, "network_gbps": None,
+    "input_require_grads": False, "task": "pretrain", "precompute_reference": None,
+    "offload_optimizer": "none", "offload_params": "none",
+    "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
@@ -92,7 +97,7 @@ RANK = {"pp", "peak"}
 ADDED = {
     "": {"compute", "time", "notes", "advice"},
     "communication": {"textbook", "per_layer_items"},
-    "memory": {"ranks"},
+    "memory": {"ranks", "host", "host_items"},
     "ranks": {
         "layers", "in_flight", "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "phases",
         "peak_phase", "device", "communication",

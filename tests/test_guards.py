@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.quantized", "memcalc.tuning"),
     ("memcalc.tasks",),
     ("memcalc.setup",),
+    ("memcalc.offload",),
     ("memcalc.engines.base",),
     ("memcalc.engines.none",),
     ("memcalc.engines.ddp", "memcalc.engines.fsdp2", "memcalc.engines.deepspeed", "memcalc.engines.megatron"),

@@ -58,6 +58,8 @@ def _setup(
     prepare_kbit_training: t.PrepareKbitTraining = False,
     task: t.Task = None,
     precompute_reference: t.PrecomputeReference = None,
+    offload_optimizer: t.OffloadOptimizer = None,
+    offload_params: t.OffloadParams = None,
     gpu: o.Gpu = None,
     network_gbps: o.NetworkGbps = None,
     gemm_efficiency: o.GemmEfficiency = None,

@@ -1,4 +1,4 @@
-"""The setup options of fine-tuning: what trains, and adapters."""
+"""The setup options of fine-tuning: what trains, adapters, and what the host keeps."""
 
 from __future__ import annotations
 
@@ -97,5 +97,22 @@ PrecomputeReference = Annotated[
         "(precompute_ref_log_probs). (default: off)",
         METHOD,
         "--precompute-reference/--no-precompute-reference",
+    ),
+]
+OffloadOptimizer = Annotated[
+    str | None,
+    option(
+        "Where DeepSpeed's ZeRO keeps the optimizer's states and the fp32 weights: none (on the GPU), cpu, nvme. "
+        "(default: none)",
+        METHOD,
+        "--offload-optimizer",
+    ),
+]
+OffloadParams = Annotated[
+    str | None,
+    option(
+        "Where ZeRO-3 and FSDP2 keep the weights that are not in use: none (on the GPU), cpu, nvme. (default: none)",
+        METHOD,
+        "--offload-params",
     ),
 ]

@@ -10,6 +10,7 @@ from memcalc.core.collector import without_collections
 from memcalc.core.dims import evaluate, numel
 from memcalc.core.rows import COMPONENTS, Item, Row, copied, dims_formula, named_sizes
 from memcalc.device.on_device import OnDevice
+from memcalc.engines.host import on_host
 from memcalc.engines.ranks import Rank, ranks
 from memcalc.estimation.compute import Computed, computed, per_phase, seconds_at_peak
 from memcalc.estimation.found import NOWHERE, At, Found, Key, Sized, left_by
@@ -17,6 +18,7 @@ from memcalc.estimation.names import with_names_of_their_own
 from memcalc.inputs.model import Model
 from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.megatron.schedules import State
+from memcalc.offload.host import HostItem, host_items
 from memcalc.setup.setup import Setup
 from memcalc.tasks.tasked import tasked
 
@@ -298,6 +300,11 @@ class Report(OnDevice):
     def headroom(self) -> int | None:
         """Return the bytes of the GPU to spare, negative if the step does not fit; None if `fits` is None."""
         return None if self.verdict is None or self.fits is None else self.verdict.headroom
+
+    @cached_property
+    def host(self) -> list[HostItem]:
+        """Return the rows of a node's host memory; none if nothing is offloaded."""
+        return host_items(on_host(self.model, self.setup)) if self.setup.offloads else []
 
     # --- communication
 

@@ -74,6 +74,8 @@ class Options(NamedTuple):
     prepare_kbit_training: bool = False
     task: str = "pretrain"
     precompute_reference: bool | None = None
+    offload_optimizer: str = "none"
+    offload_params: str = "none"
     gpu: str | None = None
     network_gbps: float | None = None
     gemm_efficiency: float | None = None
@@ -101,6 +103,8 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "quantize": ("none", "nf4", "fp4", "int8"),
     "quantize_compute_dtype": ("fp32", "bf16", "fp16"),
     "task": ("pretrain", "sft", "dpo", "kto", "ppo", "grpo"),
+    "offload_optimizer": ("none", "cpu", "nvme"),
+    "offload_params": ("none", "cpu", "nvme"),
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.estimation.compute import Place
 from memcalc.timing.kernels import Unknown
-from memcalc.timing.optimizer import optimizer
 from memcalc.timing.places import seconds_by_place
 from memcalc.timing.step import rates_of
+from memcalc.timing.update import update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def _seconds(timeline: Timeline, report: Report) -> dict[Span, float]:
 
 
 def _of_the_optimizer(timeline: Timeline, report: Report, rates: Rates) -> dict[Span, float]:
-    updates = optimizer(report, rates)
+    updates = update(report, rates)
     if isinstance(updates, Unknown):
         return {}
     steps = [span for span in timeline.spans if span.phase == "step"]

@@ -11,6 +11,7 @@ from memcalc.hardware.cost import Cost, Unknown, step_time
 from memcalc.report.advice_document import advice_document
 from memcalc.report.all_ranks import rank_document
 from memcalc.report.defaults import default_lines
+from memcalc.report.host import host_document
 from memcalc.report.notes import notes
 from memcalc.report.per_layer import Share, shares
 from memcalc.report.time import time_document, time_notes
@@ -72,6 +73,7 @@ def memory_document(report: Report) -> dict[str, Any]:
         "rank": {"pp": report.rank.number} | ({} if report.rank.cp is None else {"cp": report.rank.cp}),
         "ranks": [rank_document(one) for one in report.each_rank()],
         "items": [item_document(item) for item in [*report.items, *report.overheads]],
+        **host_document(report),
     }
 
 

@@ -18,6 +18,7 @@ from memcalc.report.compute import compute_lines
 from memcalc.report.consoles import console_for
 from memcalc.report.defaults import default_lines
 from memcalc.report.folding import Folded
+from memcalc.report.host import host_lines
 from memcalc.report.memory_table import memory_table
 from memcalc.report.notes import notes
 from memcalc.report.per_layer import per_layer_table
@@ -73,6 +74,7 @@ def _first(report: Report, width: int, *, verbose: bool) -> list[RenderableType]
     """Return the answer, the memory, and the communication."""
     parts: list[RenderableType] = [title(report), *answer(report), *time_lines(report), *_said(report), ""]
     parts += memory_table(report, width, verbose=verbose)
+    parts += host_lines(report)
     parts += [*(["", *phase_lines(report)] if verbose else []), *pipeline_lines(report)]
     parts += compute_lines(report) if verbose else []
     if report.collectives and verbose:

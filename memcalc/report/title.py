@@ -36,6 +36,7 @@ def title_words(report: Report) -> tuple[str, list[str]]:
     parts += _layout(report)
     parts += _trained(s)
     parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
+    parts += _offloaded(s)
     if s.clip_grad_norm:
         parts.append("gradients clipped")
     if s.micro_batches > 1:
@@ -70,6 +71,12 @@ def _task(s: Setup) -> list[str]:
         return []
     beside = "the adapters' base is the reference" if s.lora_rank else "with a reference model"
     return [f"{s.task}, {'reference precomputed' if s.precompute_reference else beside}"]
+
+
+def _offloaded(s: Setup) -> list[str]:
+    """Return what is on the host or on NVMe."""
+    kept = {"optimizer": s.offload_optimizer, "parameters": s.offload_params}
+    return [f"{what} on {'NVMe' if where == 'nvme' else 'the host'}" for what, where in kept.items() if where != "none"]
 
 
 def _reduced(s: Setup) -> str:

@@ -18,6 +18,7 @@ from memcalc.setup.methods import (
     precision_of,
     sync_each_micro_batch_of,
 )
+from memcalc.setup.offload_checks import check_offload
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -49,6 +50,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_quantized(options, engine, model)
     check_task(options, engine, model)
     check_modelled(options, engine, model)
+    check_offload(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
     global_batch_size = global_batch_size_of(options, dp)
     if engine == "megatron":
@@ -111,6 +113,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         **quantized_options(options),
         task=options.task,
         precompute_reference=precompute_reference_of(options),
+        offload_optimizer=options.offload_optimizer,
+        offload_params=options.offload_params,
         gpu=options.gpu,
         network_gbps=network_gbps(options),
         gemm_efficiency=given_share("gemm_efficiency", options),

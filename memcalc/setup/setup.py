@@ -85,6 +85,10 @@ class Setup(NamedTuple):
     task: str
     precompute_reference: bool | None
     """True if the reference's log-probabilities were computed before training; None without a reference."""
+    offload_optimizer: str
+    """Where the engine keeps the optimizer's states and the fp32 weights: none (on the GPU), cpu, nvme."""
+    offload_params: str
+    """Where it keeps the weights that are not in use, by the same names."""
     gpu: str | None
     network_gbps: float | None
     """Gbit/s of one GPU's network in each direction; None: not known."""
@@ -165,6 +169,11 @@ class Setup(NamedTuple):
     def has_reference(self) -> bool:
         """Tell whether a reference model is on the GPU beside the policy. Adapters that are switched off need none."""
         return self.precompute_reference is False and not self.lora_rank
+
+    @property
+    def offloads(self) -> bool:
+        """Tell whether the host keeps a part of the training state."""
+        return (self.offload_optimizer, self.offload_params) != ("none", "none")
 
     @property
     def compute_dtype(self) -> DType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 _MODELLED: Final = ("pretrain", *PREFERENCE)
 _ENGINES: Final = ("none", "ddp", "deepspeed")
 _HEAD: Final = "chunked"
+_ALONE: Final[Mapping[str, object]] = {
+    "quantize": "none", "base_dtype": None, "prepare_kbit_training": False, "offload_optimizer": "none",
+    "offload_params": "none",
+}  # fmt: skip
+"""The options that a task is not checked with, and the values that switch them off."""
 
 
 def check_task(options: Options, engine: str, model: Model | None) -> None:
@@ -37,7 +43,7 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
             refuse("task", task, f"with --{axis} {getattr(options, axis)} {NOT_YET}--{axis} 1")
     _check_head(options, model)
     _check_dropout(options, model)
-    for name, only in (("quantize", "none"), ("base_dtype", None), ("prepare_kbit_training", False)):
+    for name, only in _ALONE.items():
         if getattr(options, name) != only:
             refuse(name, getattr(options, name), f"with --task {task} {NOT_YET}leave it out")
     if options.kernels not in (None, "hf"):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.hardware.speed import speed_of
 from memcalc.timing.items import Timed
 from memcalc.timing.kernels import Rates, Unknown
-from memcalc.timing.optimizer import optimizer
 from memcalc.timing.ranges import Range, range_of
 from memcalc.timing.rank import RankTime, rank_time
 from memcalc.timing.schedule import seconds_of_passes
+from memcalc.timing.update import update
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def step_time(report: Report) -> StepTime | Unknown:
     ranks = _rank_times(whole, rates)
     if isinstance(ranks, Unknown):
         return ranks
-    updates = optimizer(report, rates)
+    updates = update(report, rates)
     if isinstance(updates, Unknown):
         return updates
     own = ranks[report.rank.number] if len(ranks) > 1 else ranks[0]

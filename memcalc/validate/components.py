@@ -10,6 +10,7 @@ from memcalc.validate.reference import nbytes
 
 if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
+    from memcalc.validate.host import Places
     from memcalc.validate.meter import Meter
     from memcalc.validate.reference import Job
 
@@ -24,9 +25,11 @@ class Components(NamedTuple):
     saved_activations: int | None
 
 
-def components(setup: Setup, job: Job, meter: Meter, gradients: int | None, device: str) -> Components:
+def components(
+    setup: Setup, job: Job, meter: Meter, gradients: int | None, device: str, places: Places | None = None
+) -> Components:
     """Return the components of a step that has run. `gradients` are those that the optimizer got. States on other
-    devices than `device` do not count."""
+    devices than `device` do not count, and none that `places` knows to be the host's."""
     flat = deepspeed.kept_tensors(job) if setup.engine == "deepspeed" else None
     if flat is not None and flat.gradients is not None:
         gradients = nbytes(flat.gradients)
@@ -39,6 +42,10 @@ def components(setup: Setup, job: Job, meter: Meter, gradients: int | None, devi
         else nbytes(flat.parameters if flat else job.parameters()),
         gradients if whole else None,
         None if whole else gradients,
-        nbytes(state for state in (flat.states if flat else job.states()) if state.device.type == device),
+        nbytes(
+            state
+            for state in (flat.states if flat else job.states())
+            if state.device.type == device and not (places is not None and places.is_of_host(state))
+        ),
         meter.saved if setup.pp == 1 else None,  # a pipeline's activations are of several micro-batches
     )

@@ -18,6 +18,7 @@ import torch
 
 from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam
 from memcalc.errors import InputError, one_line
+from memcalc.validate.host import known_in_backward, like_cuda_beside
 from memcalc.validate.optimizers import make
 from memcalc.validate.reference import Enter, Job, nbytes
 from memcalc.validate.ulysses import shared_loss, shared_sequences
@@ -26,6 +27,7 @@ from memcalc.validate.zero3_order import sets_in_order
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
+    from memcalc.validate.host import Places
 
 _STAGE_3: Final = "stage3_"
 _OPTIONS: Final = {
@@ -53,7 +55,7 @@ def configuration(setup: Setup) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": setup.micro_batch_size,
         "gradient_accumulation_steps": setup.micro_batches,
         "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": setup.zero, **own},
+        "zero_optimization": {"stage": setup.zero, **own, **_offload(setup)},
         "steps_per_print": 10**9,
     }
     if has_fused_adam(setup):
@@ -67,6 +69,12 @@ def configuration(setup: Setup) -> dict[str, Any]:
     if setup.precision == "fp16-mixed":  # a loss scale of 2 overflows nothing, so no step is skipped
         config["fp16"] = {"enabled": True, "initial_scale_power": 1}
     return config
+
+
+def _offload(setup: Setup) -> dict[str, Any]:
+    """Return what of a ds_config says where states and weights are kept."""
+    places = {"offload_optimizer": setup.offload_optimizer, "offload_param": setup.offload_params}
+    return {name: {"device": where} for name, where in places.items() if where != "none"}
 
 
 def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], stack: contextlib.ExitStack) -> Job:
@@ -138,7 +146,9 @@ def _trained(module: Any) -> Iterator[Any]:
 
 def _given(engine: Any, module: Any) -> int:
     """Return the bytes of the gradients that the step gets: the weights', in stage 2 those of the rank's partitions.
-    These are the first of each list; padding follows."""
+    These are the first of each list; padding follows. With offload they are on the host."""
+    if getattr(engine.optimizer, "cpu_offload", False):
+        return 0
     lists = getattr(engine.optimizer, "averaged_gradients", None)
     if lists is None or engine.zero_optimization_stage() == 3:
         return nbytes(p.grad for p in module.parameters())
@@ -204,6 +214,10 @@ def ranks_to_run(setup: Setup, model: Model) -> list[int]:
 
     model, ranks = expert_parallel_rank(model, setup) if setup.ep > 1 else model, setup.shards
     owned = partitions(model, ranks)
+    if setup.offloads:
+        from memcalc.engines.deepspeed.offloaded_1_2 import have_most
+
+        return sorted({0, ranks - 1, *map(owned.index, have_most(model, setup))})
     most = [max(owned, key=whole_of), max(owned, key=lambda own: nbytes_of(step_of(own, setup)))]
     if setup.zero == 1:
         most.append(most_while_reducing(model, setup)[0])
@@ -263,21 +277,25 @@ def like_cuda() -> Any:
 
 
 @contextlib.contextmanager
-def on_the_cpu() -> Iterator[None]:
-    """Let DeepSpeed treat CPU tensors as CUDA's within a block."""
+def on_the_cpu(places: Places | None = None) -> Iterator[None]:
+    """Let DeepSpeed treat CPU tensors as CUDA's within a block, but those of the host that `places` knows."""
     load()
     from deepspeed.accelerator import get_accelerator, set_accelerator
-    from deepspeed.ops.adam import fused_adam
+    from deepspeed.ops.adam import cpu_adam, fused_adam
 
     own, record_stream, builder = get_accelerator(), torch.Tensor.record_stream, fused_adam.FusedAdamBuilder
-    accelerator = like_cuda()
+    on_host = cpu_adam.CPUAdamBuilder
+    accelerator = like_cuda() if places is None else like_cuda_beside(places, type(like_cuda()))
+    if places is not None:
+        cpu_adam.CPUAdamBuilder = lambda: accelerator.cpu_adam
     set_accelerator(accelerator)
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
     fused_adam.FusedAdamBuilder = lambda: accelerator.create_op_builder("FusedAdamBuilder")
     try:
-        with forgetting(), sets_in_order():
+        with forgetting(), sets_in_order(), contextlib.nullcontext() if places is None else known_in_backward(places):
             yield
     finally:
+        cpu_adam.CPUAdamBuilder = on_host
         fused_adam.FusedAdamBuilder = builder
         torch.Tensor.record_stream = record_stream  # type: ignore[method-assign]
         set_accelerator(own)

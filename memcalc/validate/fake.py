@@ -36,6 +36,7 @@ from memcalc.validate.components import components
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import balanced_routing, routing
 from memcalc.validate.gathered import Gathered
+from memcalc.validate.host import Places
 from memcalc.validate.left import Left
 from memcalc.validate.live import Live, resizing, whole_shapes_uncounted
 from memcalc.validate.meter import Meter
@@ -108,7 +109,8 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
         if setup.autocast_dtype is not None:
             stack.enter_context(cuda_lists_on_the_cpu())
         if setup.engine == "deepspeed":
-            stack.enter_context(deepspeed.on_the_cpu())
+            live.places = Places() if setup.offloads else None
+            stack.enter_context(deepspeed.on_the_cpu(live.places))
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
         if is_preference(setup):
@@ -160,7 +162,7 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
         batch = make_batch(setup, module.config)
         for tensor in (*module.parameters(), *module.buffers(), *batch.values()):
             live.register(tensor)
-        with live:
+        with live, live.on_two_places():
             return deepspeed.deepspeed_job(setup, module, batch, stack)
     return wrapped(setup, module, make_batch(setup, module.config), mesh, live)
 
@@ -181,7 +183,7 @@ def _run(live: Live, setup: Setup, job: Job) -> Measured:
     for tensor in [*job.parameters(), *job.buffers(), *job.batch.values()]:
         live.register(of_rank(tensor))
     weights = Gathered(job)
-    with live:
+    with live, live.on_two_places():
         for tensor in getattr(job.optimizer, "masters", ()):
             live.register(tensor)
         for _ in range(_steps_before(setup)):
@@ -210,7 +212,7 @@ def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
     with Collectives() as sent:
         gradients = job.step(enter)
     meter.close()
-    found = components(setup, job, meter, gradients, "cpu")
+    found = components(setup, job, meter, gradients, "cpu", live.places)
     return Measured(
         parameters=found.parameters,
         gradients=found.gradients,

@@ -6,8 +6,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,6 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter
 
 from memcalc.validate.collectives import has_local_tensors
+
+if TYPE_CHECKING:
+    from memcalc.validate.host import Places
 
 DEVICE_OF: Final = torch.ops.prim.device.default
 
@@ -45,6 +48,12 @@ class Live(TorchDispatchMode):
         self.made: dict[int, Made] = {}
         """The live storages that forward has made, by address."""
         self._numbers = itertools.count()
+        self.places: Places | None = None
+        """The places of tensors, those of the host are not counted; None if all are on the GPU."""
+
+    def on_two_places(self) -> Any:
+        """Return a context in which the host's tensors are known, if there are any."""
+        return nullcontext() if self.places is None else self.places
 
     def begin(self) -> None:
         """Begin a new phase: forget the peak of the last one."""
@@ -56,7 +65,7 @@ class Live(TorchDispatchMode):
             return  # only a shape; no part of training; a wrapper of a known tensor
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._seen:
+        if key in self._seen or (self.places is not None and self.places.takes(tensor)):
             return
         self._seen.add(key)
         if self.in_forward:

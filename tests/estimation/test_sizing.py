@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "quantize_compute_dtype": ("bf16",), "prepare_kbit_training": (True,),
     "lora_dropout": (0.1,), "lora_bias": ("all",), "adapter_dtype": ("bf16",), "input_require_grads": (True, False),
     "task": ("pretrain", "dpo", "kto"), "precompute_reference": (True, False),
+    "offload_optimizer": ("none", "cpu", "nvme"), "offload_params": ("none", "cpu", "nvme"),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 from memcalc.core.dims import numel
-from memcalc.core.dtypes import DType, fp32
+from memcalc.core.dtypes import DType, fp32, fp64
 from memcalc.engines.deepspeed.sub_groups import persistent, sub_groups_of
 from memcalc.engines.deepspeed.zero3_step import EXPERTS
 from memcalc.engines.deepspeed.zero_layout import (
@@ -260,11 +260,11 @@ def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
     if dtype.name == "fp16":
         out.append(Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=STAGE_3))
     of = [group.ranks for group in sub_groups_of(model, setup)]
-    own = kinds_of(model, dp)
+    own, number = kinds_of(model, dp), fp32 if setup.offloads else fp64
     for kind in own:
-        out += _norms("dp", f"gradient norm{kind.of}", kind.ranks, of.count(kind.ranks))
+        out += _norms("dp", f"gradient norm{kind.of}", kind.ranks, of.count(kind.ranks), number)
     if len(own) > 1:
-        out += _norms("ep", "gradient norm of all experts", setup.ep, of.count(own[1].ranks))
+        out += _norms("ep", "gradient norm of all experts", setup.ep, of.count(own[1].ranks), number)
     small = persistent(model, setup)
     for kind in own:
         sizes = small.get(kind.ranks, [])
@@ -277,11 +277,14 @@ def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
     return out
 
 
-def _norms(axis: str, name: str, ranks: int, count: int) -> list[Collective]:
+def _norms(axis: str, name: str, ranks: int, count: int, dtype: DType) -> list[Collective]:
+    e = dtype.itemsize
     if ranks == 1:
         return []
     return [
-        Collective(axis, "all_reduce", name, "step", "fp64", ranks, count, 8 * count, f"{count}·8 B", source=STAGE_3)
+        Collective(
+            axis, "all_reduce", name, "step", dtype.name, ranks, count, e * count, f"{count}·{e} B", source=STAGE_3
+        )
     ]
 
 

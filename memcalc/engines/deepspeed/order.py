@@ -167,12 +167,12 @@ def _closing_0(model: Model, setup: Setup) -> list[Event]:
         for k, n in enumerate(kind.sizes):
             joined.append(n)
             if sum(joined) > ALL_REDUCE_BUCKET or k + 1 == len(kind.sizes):
-                _copies(script, joined, dtype, sent)
+                copies_of_a_call(script, joined, dtype, sent)
                 joined = []
     return script.events
 
 
-def _copies(script: Script, slices: list[int], dtype: DType, sent: DType) -> None:
+def copies_of_a_call(script: Script, slices: list[int], dtype: DType, sent: DType) -> None:
     """Allocate and free the copies of one all-reduce call. A single slice is reduced without a joined copy
     (flatten)."""
     made: list[str] = []
@@ -273,7 +273,7 @@ class _Layout:
             left = [i for i in left if i not in set(moved)]
             numbers = [layout.order[i] for i in places]
             for call in layout.all_reduces(numbers, most):
-                _copies(script, call.slices, self.dtype, sent_dtype(self.setup))
+                copies_of_a_call(script, call.slices, self.dtype, sent_dtype(self.setup))
             if any(part.touches(numbers) for part in self.partitions):
                 if not there:
                     script.comes(OWNED, whole_of(self.partitions) * self.dtype.itemsize)

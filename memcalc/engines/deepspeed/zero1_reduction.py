@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.engines.deepspeed.zero_layout import (
     Copies,
+    Flat,
     Owned,
     buckets_before_exceeding,
     copied,
@@ -45,6 +46,12 @@ class Reducing(NamedTuple):
         return (self.waiting + self.owned + self.zeros) * dtype.itemsize + self.copies.nbytes(dtype, sent)
 
 
+def buckets_in_order(model: Model, layout: Flat, most: int) -> list[list[int]]:
+    """Return the places of the parameters of each bucket of at most `most` elements."""
+    order, sizes = reduced_in_order(model, layout), sizes_of(model)
+    return [[order[k] for k in bucket] for bucket in buckets_before_exceeding([sizes[i] for i in order], most)]
+
+
 def _reducing(model: Model, setup: Setup) -> Iterator[tuple[Owned, Reducing]]:
     """Yield the moments of the reduction of a bucket, and right after it, on every rank, with the rank's partitions.
 
@@ -54,15 +61,14 @@ def _reducing(model: Model, setup: Setup) -> Iterator[tuple[Owned, Reducing]]:
     ranks, most = setup.shards, setup.reduce_bucket_size
     assert most is not None
     layout, sizes = flat(model, ranks), sizes_of(model)
-    order = reduced_in_order(model, layout)
-    buckets = [[order[k] for k in bucket] for bucket in buckets_before_exceeding([sizes[i] for i in order], most)]
+    buckets = buckets_in_order(model, layout, most)
     dtype, sent = setup.compute_dtype, sent_dtype(setup)
     large = [sum(sizes[i] for i in bucket if sizes[i] > most) for bucket in buckets]
     small = [sum(sizes[i] for i in bucket) - n for bucket, n in zip(buckets, large, strict=True)]
     ordered = [[layout.order[i] for i in bucket] for bucket in buckets]
     copies = [copied(layout.all_reduces(places, most), dtype, sent) for places in ordered]
     for own in dict.fromkeys(partitions(model, ranks)):
-        owned, waiting = 0, sum(sizes[i] for i in order)
+        owned, waiting = 0, sum(sizes[i] for bucket in buckets for i in bucket)
         for i, places in enumerate(ordered):
             waiting -= small[i]
             yield own, Reducing(waiting, owned, copies[i])

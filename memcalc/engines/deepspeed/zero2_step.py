@@ -46,13 +46,7 @@ class ZeRO2(NamedTuple):
 
     def play(self, noted: Noted, out: Out) -> None:
         """Reduce the gradients that are ready."""
-        reduction = Reduction(self, out)
-        for event in noted.events:
-            out.reach(event.place)
-            if isinstance(event, Ready):
-                reduction.ready(event, noted.elements[event.parameter])
-            elif isinstance(event, Over):
-                reduction.backward_is_over()
+        Reduction(self, out).play(noted)
 
 
 class BucketComes(NoHooks):
@@ -96,6 +90,14 @@ class Reduction:
         self.filled = 0
         self.owned: object = None
 
+    def play(self, noted: Noted) -> None:
+        for event in noted.events:
+            self.out.reach(event.place)
+            if isinstance(event, Ready):
+                self.ready(event, noted.elements[event.parameter])
+            elif isinstance(event, Over):
+                self.backward_is_over()
+
     def ready(self, event: Ready, size: int) -> None:
         """Take the gradient of a parameter of `size` elements."""
         out = self.out
@@ -103,26 +105,35 @@ class Reduction:
             self.bucket = out.block("reduce bucket", "reduce_bucket_size", self.how.bucket, self.how.dtype)
         out.reach(event.after)
         if self.filled + size > self.how.bucket:
-            self._flush()
+            self.flush()
         if size > self.how.bucket:
-            self.large = out.kept(event.block)
+            self.large = self.take_large(event, size)
         self.waiting.append(self.how.flat.order[event.parameter])
         self.filled += size
 
+    def take_large(self, event: Ready, size: int) -> object:
+        """Return what holds a gradient of `size` elements that the bucket has no room for."""
+        return self.out.kept(event.block)
+
     def backward_is_over(self) -> None:
-        self._flush()
+        self.flush()
         elements, name = unreached_of(self.how.partitions), "zeros for what gets no gradient"
         _zeros = self.out.block(name, "parameters", elements, self.how.dtype) if elements else None
         self.owned = self.bucket = None  # the step's rows have these
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Reduce the bucket."""
         self._copy(copied(self.how.flat.all_reduces(self.waiting, self.how.bucket), self.how.dtype, self.how.sent))
-        if self.owned is None and any(part.touches(sorted(self.waiting)) for part in self.how.partitions):
-            name = "gradients of the partition, and of what straddles it"
-            self.owned = self.out.block(name, "whole gradients", whole_of(self.how.partitions), self.how.dtype)
+        self.keep_own()
         self.large = None
         self.waiting.clear()
         self.filled = 0
+
+    def keep_own(self) -> None:
+        """Allocate room for the rank's own gradients, if the bucket has the first of them."""
+        if self.owned is None and any(part.touches(sorted(self.waiting)) for part in self.how.partitions):
+            name = "gradients of the partition, and of what straddles it"
+            self.owned = self.out.block(name, "whole gradients", whole_of(self.how.partitions), self.how.dtype)
 
     def _copy(self, copies: Copies) -> None:
         """Allocate the joined and cast copies of an all-reduce. Both are freed when it is over."""

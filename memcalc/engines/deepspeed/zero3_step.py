@@ -63,7 +63,7 @@ class ZeRO3(NamedTuple):
     def play(self, noted: Noted, out: Out) -> None:
         """Gather and reduce. The order of modules is known from a previous step."""
         order = [event.visited for event in noted.events if isinstance(event, Begins)]
-        _play(Step(self, noted, order, out))
+        play(Step(self, noted, order, out))
 
 
 class Untraced(NamedTuple):
@@ -75,10 +75,11 @@ class Untraced(NamedTuple):
     def play(self, noted: Noted, out: Out) -> None:
         """Gather the parameters of each module."""
         thresholds = self.how.thresholds._replace(max_reuse=0, persistence=0, prefetch=0)
-        _play(UntracedStep(self.how._replace(thresholds=thresholds), noted, (), out))
+        play(UntracedStep(self.how._replace(thresholds=thresholds), noted, (), out))
 
 
-def _play(step: Step) -> None:
+def play(step: Step) -> None:
+    """Play a step from its first event to its last."""
     out = step.out
     for event in step.noted.events:
         out.reach(event.place)
@@ -276,8 +277,15 @@ class Step:
             ranks = self.how.expert_ranks
             parts = sum(-(-self.sizes[i] // ranks) for i, _ in self.bucket)
             _scaled = self._block("gradients of experts, averaged over dp", parts)
+        self.keep_own()
         self.bucket.clear()
         self.in_bucket = 0
+
+    def keep_own(self) -> None:
+        """Do what comes after a bucket's reduction with the rank's own parts: nothing, they have their places."""
+
+    def ends_backward(self) -> None:
+        """Do what comes when backward is over."""
 
     def _copied(self, elements: int) -> object:
         """Return the copy that is sent; None if the gradient itself is (reduce_scatter_coalesced)."""
@@ -297,6 +305,7 @@ class Step:
         self.sent = event.sent
         if self.bucket:
             self._flush()
+        self.ends_backward()
         self.coordinator.release_leftovers()
         self.whole.clear()
 

@@ -220,6 +220,28 @@ def _partitions_of(group: Group, idle: frozenset[int]) -> list[Partition]:
     return out
 
 
+Slices = dict[int, int]
+"""A parameter's place in the order of the groups -> its elements in a rank's partitions."""
+
+
+def slices_of(model: Model, setup: Setup, owned: Owned) -> Slices:
+    """Return the parts of the parameters in the partitions of a rank."""
+    ranks = setup.shards
+    rank, out = partitions(model, ranks).index(owned), Slices()
+    for group, part in zip(groups_of(model, ranks), owned, strict=True):
+        start = (rank // group.alike) * group.partition
+        for place in range(part.first, part.end):
+            i = place - group.first
+            out[place] = min(group.starts[i + 1], start + group.partition) - max(group.starts[i], start)
+    return out
+
+
+def largest_trained(model: Model, ranks: int) -> int:
+    """Return the elements of the largest parameter of all groups."""
+    sizes = sizes_of(model)
+    return max(sizes[i] for group in groups_of(model, ranks) for i in group.places)
+
+
 def straddling_elements(model: Model, ranks: int) -> int:
     """Return the elements of all parameters that touch the partitions of the rank with the most."""
     return max(whole_of(owned) for owned in partitions(model, ranks))

@@ -1,0 +1,19 @@
+"""The rows of what engines keep in the host's memory, on a node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.offload.host import HostRow
+    from memcalc.setup.setup import Setup
+
+
+def on_host(model: Model, setup: Setup) -> list[HostRow]:
+    """Return the rows of the node whose ranks keep most on the host; none if nothing is offloaded."""
+    if not setup.offloads:
+        return []
+    from memcalc.engines.deepspeed import offloaded_1_2, offloaded_3
+
+    return (offloaded_3 if setup.zero == 3 else offloaded_1_2).on_host(model, setup)

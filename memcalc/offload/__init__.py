@@ -1,0 +1,1 @@
+"""The host's memory: rows of what an engine keeps there."""

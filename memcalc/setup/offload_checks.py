@@ -1,0 +1,66 @@
+"""Refusals of offload: engines that offload nothing, and combinations that are not modelled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+_AXES: Final = ("tp", "pp", "cp", "ep")
+_PRECISIONS: Final = ("fp32", "bf16-mixed", "fp16-mixed")
+
+
+def check_offload(options: Options, engine: str, model: Model | None) -> None:
+    """Raise InputError for offload that the engine does not have, or that is not modelled."""
+    names = [name for name in ("offload_params", "offload_optimizer") if getattr(options, name) != "none"]
+    for name in names:
+        value = getattr(options, name)
+        if engine != "deepspeed":
+            refuse(name, value, f"with engine {engine} {NOT_YET}with --engine deepspeed")
+        if value == "nvme":
+            refuse(name, value, f"DeepSpeed's swapping to NVMe {NOT_YET}none, cpu")
+        _check_zero(name, options)
+        if model is None:
+            refuse(name, value, f"with --params, a number of parameters alone, {NOT_YET}with --model")
+        _check_deepspeed(name, options, model)
+
+
+def _check_zero(name: str, options: Options) -> None:
+    value, least = getattr(options, name), 3 if name == "offload_params" else 1
+    if options.zero < least:
+        stages = "3" if least == 3 else "1, 2, 3"
+        refuse(name, value, f"with ZeRO {options.zero} DeepSpeed keeps all on the GPU; allowed: with --zero {stages}")
+    if name == "offload_params":
+        refuse(name, value, f"with engine deepspeed {NOT_YET}none")
+
+
+def _check_deepspeed(name: str, options: Options, model: Model) -> None:
+    """Refuse what DeepSpeed's own optimizer of the host does not do, and what no test has compared."""
+    value = getattr(options, name)
+    if options.optimizer not in ("adamw", "adam"):
+        why = f"with optimizer {options.optimizer} {NOT_YET}with --optimizer adamw, adam (DeepSpeedCPUAdam)"
+        refuse(name, value, why)
+    if options.optimizer_implementation not in (None, "fused"):
+        why = "DeepSpeed runs its own DeepSpeedCPUAdam on the host (zero_force_ds_cpu_optimizer)"
+        refuse("optimizer_implementation", options.optimizer_implementation, f"{why}; allowed: leave it out")
+    if options.precision not in _PRECISIONS:
+        refuse(name, value, f"with precision {options.precision} {NOT_YET}with --precision {', '.join(_PRECISIONS)}")
+    if options.zero == 3 and options.precision == "fp16-mixed":
+        refuse(name, value, f"with ZeRO-3 and precision fp16-mixed {NOT_YET}with --precision fp32, bf16-mixed")
+    if options.zero == 3 and options.clip_grad_norm:
+        refuse(name, value, f"with ZeRO-3 and --clip-grad-norm {NOT_YET}without it")
+    for axis in _AXES:
+        if getattr(options, axis) > 1:
+            refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
+    if options.recompute not in ("none", "full"):
+        refuse(name, value, f"with recompute {options.recompute} {NOT_YET}with --recompute none, full")
+    if options.quantize != "none" or options.base_dtype is not None:
+        given = "quantize" if options.quantize != "none" else "base_dtype"
+        refuse(name, value, f"with --{given.replace('_', '-')} {getattr(options, given)} {NOT_YET}none")
+    if options.lora_rank:
+        refuse(name, value, f"with adapters (--lora-rank {options.lora_rank}) {NOT_YET}none")
+    if model.program.source:
+        refuse(name, value, f"for a {model.model_type}, which is traced, {NOT_YET}none")
