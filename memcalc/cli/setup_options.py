@@ -50,6 +50,8 @@ def _setup(
     lora_dropout: t.LoraDropout = None,
     lora_bias: t.LoraBias = None,
     adapter_dtype: t.AdapterDtype = None,
+    dora: t.Dora = False,
+    modules_to_save: t.ModulesToSave = None,
     input_require_grads: t.InputRequireGrads = None,
     base_dtype: t.BaseDtype = None,
     quantize: t.Quantize = None,

@@ -39,6 +39,22 @@ AdapterDtype = Annotated[
         "--adapter-dtype",
     ),
 ]
+Dora = Annotated[
+    bool,
+    option(
+        "DoRA: adapters with a magnitude for each output. Each forward computes lengths of whole weights. (default: off)",
+        METHOD,
+        "--dora",
+    ),
+]
+ModulesToSave = Annotated[
+    str | None,
+    option(
+        "Modules that train in whole beside adapters, as copies, with commas: lm_head,embed_tokens. (default: none)",
+        METHOD,
+        "--modules-to-save",
+    ),
+]
 InputRequireGrads = Annotated[
     bool | None,
     option(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.core.dtypes import fp32
+from memcalc.core.dtypes import DType, fp32
 from memcalc.core.rows import Row
 from memcalc.engines.base.clipping import temporaries
 from memcalc.engines.base.holdings import (
@@ -34,8 +34,13 @@ if TYPE_CHECKING:
 
 def holdings(model: Model, setup: Setup) -> Holdings:
     dtype, trained, own = setup.compute_dtype, trained_dtype(model, setup), setup.keeps_adapter_dtype
-    parameters = parameter_classes(model)
     updated = fp32 if setup.has_master_weights else trained
+
+    def updated_as(weight: Weight) -> DType | None:
+        """Return a weight's dtype if it is updated itself and others that train have another one."""
+        return (weight.dtype or dtype) if own and not setup.has_master_weights else None
+
+    parameters = parameter_classes(model, updated_as)
     always = weight_rows(model, dtype, "parameters", "always", own_dtypes=own)
     step = weight_rows(model, dtype, "gradients", "backward to step", own_dtypes=own)
     casts: list[Row] = []
@@ -53,7 +58,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     always = [*always, *states, *input_rows(model, setup, dtype)]
     clipping = temporaries(model, setup, trained)
     how = setup.optimizer, setup.optimizer_implementation
-    step += larger(clipping, [*casts, *step_temporaries(*how, met_in_step(model, setup), updated, updated)])
+    step += larger(clipping, [*casts, *step_temporaries(*how, met_in_step(model, setup, updated_as), updated, updated)])
     return Holdings(
         always=tuple(always),
         forward=accumulated,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from memcalc.core.dims import evaluate
@@ -161,9 +161,10 @@ def after_layers(run: Trace, setup: Setup) -> tuple[list[Computed], list[Moved]]
     forward = [work for work in run.work if work.phase == "forward"]
     backward = [work for work in run.work if work.phase != "forward"]
     works = [*_before_layers(forward[::-1]), *_before_layers(backward)]
+    streamed = list(dropwhile(lambda kernel: kernel.layer is not None, run.streamed))  # what forward itself has noted
     return (
         [_computed(product_of(work, run), work.products, setup) for work in works],
-        [_moved(kernel, setup) for kernel in _before_layers(run.streamed)],
+        [_moved(kernel, setup) for kernel in _before_layers(streamed)],
     )
 
 

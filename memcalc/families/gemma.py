@@ -51,7 +51,7 @@ class Gemma(Llama):
         yield from super().buffers()
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
-        run, scale = m.run, m.run.buffers[f"{m.path}.embed_tokens.embed_scale"]
+        run, scale = m.run, (m / "embed_tokens").buffer("embed_scale")
         if run.tensor_parallel is not None:
             return super().embed(m, ids) * cast(scale, run.dtype)
         return (m / "embed_tokens").scaled_embedding(ids, lambda looked_up: looked_up * cast(scale, run.dtype))

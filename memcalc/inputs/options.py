@@ -66,6 +66,8 @@ class Options(NamedTuple):
     lora_dropout: float | None = None
     lora_bias: str | None = None
     adapter_dtype: str | None = None
+    dora: bool = False
+    modules_to_save: str | None = None
     input_require_grads: bool | None = None
     base_dtype: str | None = None
     quantize: str = "none"
@@ -134,6 +136,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
 """The least and the largest value of each integer option."""
 TEXTS: Final[dict[str, str]] = {
     "freeze": "names of parts with commas, such as embeddings,first:4",
+    "modules_to_save": "names of modules with commas, such as lm_head,embed_tokens",
     "lora_targets": "default, all-linear, or names of linear layers with commas, such as q_proj,v_proj",
 }
 """The options that take words of their own, with what they allow."""
@@ -148,6 +151,7 @@ FLAGS: Final = (
     "double_quant",
     "prepare_kbit_training",
     "precompute_reference",
+    "dora",
 )
 
 

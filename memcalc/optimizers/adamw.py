@@ -38,8 +38,9 @@ class Adam(Optimizer):
             if implementation == "fused":
                 # The fused kernel reads its step counters on the GPU; the other two keep them on the CPU.
                 states.append(State("step", parameter, (), fp32, parameter.count, _SOURCE))
-            states.append(like_parameter("exp_avg", parameter, dtype, _SOURCE))
-            states.append(like_parameter("exp_avg_sq", parameter, dtype, _SOURCE))
+            own = parameter.dtype or dtype
+            states.append(like_parameter("exp_avg", parameter, own, _SOURCE))
+            states.append(like_parameter("exp_avg_sq", parameter, own, _SOURCE))
         return states
 
     def step(
@@ -60,10 +61,11 @@ def _single_tensor_adam(memory: Memory, parameters: Sequence[Parameter], dtype: 
     denom: Tensor | None = None
     for parameter in one_by_one(memory, parameters):
         # (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps), while `denom` still holds the last parameter's
-        denom = then(temporary(memory, parameter.shape, dtype, "exp_avg_sq.sqrt()"), "denom")
+        denom = then(temporary(memory, parameter.shape, parameter.dtype or dtype, "exp_avg_sq.sqrt()"), "denom")
     del denom
 
 
 def _multi_tensor_adam(memory: Memory, parameters: Sequence[Parameter], dtype: DType) -> None:
+    # Parameters of several dtypes are several groups. The name still holds one group's while the next one's are made.
     exp_avg_sq_sqrt = temporaries(memory, parameters, dtype, "exp_avg_sq_sqrt")
     del exp_avg_sq_sqrt

@@ -35,6 +35,8 @@ class Parameter:
     stack: int = 0
     """Distinguishes stacks of equal depth that are no neighbours in the model, after the parameters between them were
     left out."""
+    dtype: DType | None = None
+    """The parameter's dtype if it is not that of all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ def temporaries(
     name: str,
     shape: Callable[[Shape], Shape] | None = None,
 ) -> list[Tensor]:
-    """Return a temporary for every parameter. A class of equal parameters is one tensor with a leading dim for its
-    count.
+    """Return a temporary for every parameter, in its own dtype if it has one. A class of equal parameters is one tensor
+    with a leading dim for its count.
 
     `shape` maps a parameter's shape to its temporary's, if they differ.
     """
@@ -137,7 +139,7 @@ def temporaries(
     for parameter in parameters:
         memory.scope = parameter.name
         stacked = parameter.shape if parameter.count == 1 else (_layers(parameter.count), *parameter.shape)
-        out.append(temporary(memory, shape(stacked) if shape else stacked, dtype, name))
+        out.append(temporary(memory, shape(stacked) if shape else stacked, parameter.dtype or dtype, name))
     memory.scope = outer
     return out
 

@@ -26,6 +26,7 @@ def notes(report: Report) -> list[str]:
         *_of_states(report),
         *_of_adapters(report),
         *_of_task(report),
+        *_of_dora(report),
         *_of_attention(report),
     ]
 
@@ -60,6 +61,8 @@ def _of_adapters(report: Report) -> list[str]:
     if s.adapter_dtype != "fp32" or s.precision in ("fp32", "bf16-autocast", "fp16-autocast"):
         return []
     base = s.compute_dtype.name
+    if s.adapter_dtype == base:
+        return []
     if s.engine in ("deepspeed", "fsdp2"):
         does = "casts all weights" if s.engine == "deepspeed" else "gathers all weights"
         return [f"adapters: {s.engine} {does} to {base}, so the adapters compute in {base} whatever peft has made"]
@@ -80,6 +83,17 @@ def _of_task(report: Report) -> list[str]:
     if peak is not None:
         out.append(f"{s.task}: the reference's forward peaks at {show_bytes(peak)}, the policy's activations included")
     return out
+
+
+def _of_dora(report: Report) -> list[str]:
+    """Return a note on the copies of weights that DoRA keeps with dropout."""
+    s = report.setup
+    if not s.dora or not s.lora_dropout or not s.keeps_adapter_dtype or s.adapter_dtype == s.compute_dtype.name:
+        return []
+    return [
+        f"DoRA with dropout: each adapted layer keeps an {s.adapter_dtype} copy of its weight from forward to its backward "
+        "(--lora-dropout 0 keeps none)"
+    ]
 
 
 def _of_attention(report: Report) -> list[str]:

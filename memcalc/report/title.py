@@ -61,8 +61,10 @@ def title_words(report: Report) -> tuple[str, list[str]]:
 def _trained(s: Setup) -> list[str]:
     """Return what trains, if it is not the whole model."""
     base = "" if s.quantize == "none" else f" on a base in {s.quantize}"
-    adapters = [f"adapters of rank {s.lora_rank}{base}"] if s.lora_rank else []
-    return [*_task(s), *adapters, *([f"frozen: {s.freeze}"] if s.freeze else [])]
+    kind = "DoRA adapters" if s.dora else "adapters"
+    adapters = [f"{kind} of rank {s.lora_rank}{base}"] if s.lora_rank else []
+    whole = [f"trained in whole: {s.modules_to_save}"] if s.modules_to_save else []
+    return [*_task(s), *adapters, *whole, *([f"frozen: {s.freeze}"] if s.freeze else [])]
 
 
 def _task(s: Setup) -> list[str]:

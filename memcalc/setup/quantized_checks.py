@@ -36,6 +36,10 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
         refuse("quantize", kind, f"with ZeRO-3, which partitions the codes too, {NOT_YET}with --zero 0, 1, 2")
     if options.lora_bias not in (None, "none"):
         refuse("lora_bias", options.lora_bias, f"with --quantize {kind} {NOT_YET}none")
+    if options.dora:
+        refuse("dora", options.dora, f"with --quantize {kind} {NOT_YET}off")
+    if options.modules_to_save is not None:
+        refuse("modules_to_save", options.modules_to_save, f"with --quantize {kind} {NOT_YET}leave it out")
     if options.prepare_kbit_training and base_dtype_name(options) == "fp32":
         refuse(
             "prepare_kbit_training", True, "casts 16-bit weights, and all are fp32; allowed: off, or --base-dtype bf16"

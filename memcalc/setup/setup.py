@@ -70,6 +70,10 @@ class Setup(NamedTuple):
     lora_dropout: float | None
     lora_bias: str | None
     adapter_dtype: str | None
+    modules_to_save: str | None
+    """The modules that train in whole beside adapters; None: none."""
+    dora: bool
+    """True if adapters have a magnitude for each output (`use_dora`)."""
     input_require_grads: bool
     """True if the output of the embeddings wants a gradient though its table does not train."""
     base_dtype: str | None

@@ -17,7 +17,7 @@ _ENGINES: Final = ("none", "ddp", "deepspeed")
 _HEAD: Final = "chunked"
 _ALONE: Final[Mapping[str, object]] = {
     "quantize": "none", "base_dtype": None, "prepare_kbit_training": False, "offload_optimizer": "none",
-    "offload_params": "none",
+    "offload_params": "none", "dora": False, "modules_to_save": None,
 }  # fmt: skip
 """The options that a task is not checked with, and the values that switch them off."""
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 _AXES: Final = ("tp", "pp", "cp", "ep")
-_OF_ADAPTERS: Final = ("lora_targets", "lora_dropout", "lora_bias", "adapter_dtype")
+_OF_ADAPTERS: Final = ("lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "modules_to_save")
+
+_ALONE: Final = "is an option of adapters; allowed: with --lora-rank 1 or more"
 
 
 def check_tuning(options: Options, engine: str, precision: str, model: Model | None) -> None:
@@ -20,7 +22,9 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
     makes."""
     for name in _OF_ADAPTERS:
         if getattr(options, name) is not None and not options.lora_rank:
-            refuse(name, getattr(options, name), "is an option of adapters; allowed: with --lora-rank 1 or more")
+            refuse(name, getattr(options, name), _ALONE)
+    if options.dora and not options.lora_rank:
+        refuse("dora", options.dora, _ALONE)
     if options.freeze is None and not options.lora_rank:
         return
     name, value = ("lora_rank", options.lora_rank) if options.lora_rank else ("freeze", options.freeze)
@@ -39,6 +43,9 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
         refuse(name, value, f"{why} {NOT_YET}with --zero 0, 1, 2")
     if options.lora_rank:
         _check_dtype(options, engine, precision)
+    if options.base_dtype is not None and (options.dora or options.modules_to_save is not None):
+        other = "--dora" if options.dora else "--modules-to-save"
+        refuse("base_dtype", options.base_dtype, f"with {other} {NOT_YET}leave it out")
 
 
 def _check_dtype(options: Options, engine: str, precision: str) -> None:
@@ -52,12 +59,24 @@ def _check_dtype(options: Options, engine: str, precision: str) -> None:
     if engine == "fsdp2" and given != base:
         why = f"with engine fsdp2, whose units have one dtype, over a base of {base},"
         refuse("adapter_dtype", given, f"{why} {NOT_YET}{base}, or --precision bf16-mixed")
-    if options.lora_bias not in (None, "none") and given != base and not precision.endswith("-mixed"):
-        why = f"beside trained biases of {base} (--lora-bias {options.lora_bias})"
-        refuse("adapter_dtype", given, f"{why} {NOT_YET}{base}")
-    if options.lora_bias not in (None, "none") and given != base and engine == "ddp":
-        why = f"beside trained biases of {base} with engine ddp"
-        refuse("adapter_dtype", given, f"{why} {NOT_YET}{base}")
+    if given != base:
+        _check_two_dtypes(options, engine, precision, base)
+
+
+def _check_two_dtypes(options: Options, engine: str, precision: str, base: str) -> None:
+    """Raise InputError for weights of the base's dtype that train beside fp32 adapters, where that is not modelled."""
+    biases = options.lora_bias not in (None, "none")
+    if not biases and options.modules_to_save is None:
+        return
+    name = f"--lora-bias {options.lora_bias}" if biases else f"--modules-to-save {options.modules_to_save}"
+    beside = f"beside trained {'biases' if biases else 'modules'} of {base}"
+    if engine == "ddp":
+        refuse("adapter_dtype", "fp32", f"{beside} with engine ddp {NOT_YET}{base}")
+    if engine == "deepspeed" or precision.endswith("-mixed"):
+        return
+    if options.optimizer not in ("adam", "adamw") or options.clip_grad_norm:
+        how = "--clip-grad-norm" if options.clip_grad_norm else f"--optimizer {options.optimizer}"
+        refuse("adapter_dtype", "fp32", f"{beside} ({name}) with {how} {NOT_YET}{base}")
 
 
 def _either(base: str) -> str:
@@ -84,13 +103,15 @@ def adapter_options(options: Options) -> dict[str, Any]:
     """Return the options of adapters as they are resolved."""
     lora = tuning_of(options).lora
     if lora is None:
-        return {"lora_rank": 0, **dict.fromkeys(_OF_ADAPTERS)}
+        return {"lora_rank": 0, **dict.fromkeys(_OF_ADAPTERS), "dora": False}
     return {
         "lora_rank": lora.rank,
         "lora_targets": lora.targets,
         "lora_dropout": lora.dropout,
         "lora_bias": lora.bias,
         "adapter_dtype": lora.dtype,
+        "dora": lora.dora,
+        "modules_to_save": lora.saved,
     }
 
 

@@ -6,6 +6,7 @@ its input. The layer's own output is cast back behind the sum.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import Dim
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import LinearCall, Module
 
 COMPONENT: Final = "adapters"
+COPIES: Final = "modules to save"
+ORIGINALS: Final = "originals of modules to save"
 DOWN: Final = "lora_A.default"
 UP: Final = "lora_B.default"
 DROPOUT: Final = "lora_dropout.default"
@@ -40,17 +43,27 @@ class Lora(NamedTuple):
     """The biases that train: none, all, lora_only."""
     dtype: str
     """The dtype of the adapters over a 16-bit base; fp32 is peft's own (`autocast_adapter_dtype`)."""
+    saved: str | None
+    """The modules that train in whole (`modules_to_save`), as given."""
+    dora: bool
+    """True for adapters with a magnitude of their own (`memcalc.tuning.dora`)."""
 
 
-class LoraAdapters(NamedTuple):
+@dataclass(frozen=True)
+class LoraAdapters:
     """The adapters of a model."""
 
     how: Lora
     calls: Mapping[Place, LinearCall]
     """The adapted linear layers."""
+    saved: frozenset[Place] = frozenset()
+    """The modules that train as copies of themselves."""
 
     def has(self, path: str, layer: int | None) -> bool:
         return (path, layer) in self.calls
+
+    def saves(self, path: str, layer: int | None) -> bool:
+        return (path, layer) in self.saved
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         """Run lora.Linear.forward, or that of the 4-bit layer."""
@@ -60,7 +73,7 @@ class LoraAdapters(NamedTuple):
             result = base(x)
             torch_result_dtype = result.dtype
             x = cast(x, (m / DOWN).weight().dtype, "input cast for the adapter")
-            result = add(result, scale((m / UP).linear((m / DOWN).linear(self._dropped(m, x))), "mul"))
+            result = self.added(m, x, result)
             return cast(result, torch_result_dtype)
 
     def _around_packed(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
@@ -70,11 +83,20 @@ class LoraAdapters(NamedTuple):
             result = clone(base(x))
             casts = m.memory.autocast is None
             x = cast(x, (m / DOWN).weight().dtype, "input cast for the adapter") if casts else x
-            output = scale((m / UP).linear((m / DOWN).linear(self._dropped(m, x))), "mul")
+            output = scale((m / UP).linear((m / DOWN).linear(self.dropped(m, x))), "mul")
             output = cast(output, result.dtype) if casts else output
             return add(result, output)
 
-    def _dropped(self, m: Module, x: Tensor) -> Tensor:
+    def added(self, m: Module, x: Tensor, result: Tensor) -> Tensor:
+        """Return the layer's result with what the adapter of `m` makes of its input."""
+        return add(result, scale((m / UP).linear((m / DOWN).linear(self.dropped(m, x))), "mul"))
+
+    @property
+    def external(self) -> tuple[tuple[str, str], ...]:
+        """Return the adapters' modules that use weights of other modules, with these weights."""
+        return ()
+
+    def dropped(self, m: Module, x: Tensor) -> Tensor:
         with m / DROPOUT:
             return dropout(x, self.how.dropout)
 
@@ -92,8 +114,10 @@ class LoraAdapters(NamedTuple):
 
     def trains(self, weight: Weight) -> bool:
         """Tell whether a weight of the adapted model trains."""
-        if weight.component == COMPONENT:
+        if weight.component in (COMPONENT, COPIES):
             return True
+        if weight.component == ORIGINALS:
+            return False
         if not weight.name.endswith(".bias"):
             return False
         return self.how.bias == "all" or (self.how.bias == "lora_only" and weight.name.endswith(f".{BASE}.bias"))

@@ -12,8 +12,10 @@ from memcalc.quantized.four_bit import FourBit
 from memcalc.quantized.program import with_quantized_weights
 from memcalc.quantized.targets import quantized_places
 from memcalc.tuning.adapted import with_adapters
+from memcalc.tuning.dora import DoraAdapters
 from memcalc.tuning.lora import Lora, LoraAdapters
 from memcalc.tuning.parts import ALLOWED, frozen_by
+from memcalc.tuning.saved import saved_by, without_saved
 from memcalc.tuning.targets import adapted_by
 
 if TYPE_CHECKING:
@@ -47,6 +49,10 @@ class Chosen(Protocol):
     def lora_bias(self) -> str | None: ...
     @property
     def adapter_dtype(self) -> str | None: ...
+    @property
+    def dora(self) -> bool: ...
+    @property
+    def modules_to_save(self) -> str | None: ...
 
 
 class Tuning(NamedTuple):
@@ -62,8 +68,8 @@ def tuning_of(chosen: Chosen) -> Tuning:
     if not chosen.lora_rank:
         return Tuning(chosen.freeze, None)
     how = chosen.lora_targets or "default", chosen.lora_dropout or 0.0, chosen.lora_bias or "none"
-    lora = Lora(chosen.lora_rank, *how, chosen.adapter_dtype or "fp32")
-    return Tuning(chosen.freeze, lora, quantization_of(chosen))
+    kind = chosen.adapter_dtype or "fp32", chosen.modules_to_save, chosen.dora
+    return Tuning(chosen.freeze, Lora(chosen.lora_rank, *how, *kind), quantization_of(chosen))
 
 
 def tuned(model: Model, chosen: Chosen) -> Model:
@@ -94,7 +100,11 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
     assert lora is not None
     if program.source:
         refuse("lora_rank", lora.rank, f"for a {model.model_type}, which is traced, {NOT_YET}0")
-    adapters = LoraAdapters(lora, adapted_by(model, lora.targets, lora.rank))
+    kind = DoraAdapters if lora.dora else LoraAdapters
+    calls = without_saved(adapted_by(model, lora.targets, lora.rank), lora.saved)
+    if not calls:
+        refuse("modules_to_save", lora.saved, "leaves no linear layer to have an adapter; allowed: fewer modules")
+    adapters = kind(lora, calls, saved_by(model, lora.saved, calls))
     if tuning.quantization is not None:
         packing = FourBit(*tuning.quantization)
         program = with_quantized_weights(program, packing, quantized_places(program, model.model_type))

@@ -13,6 +13,7 @@ from memcalc.errors import InputError, one_line
 from memcalc.setup.setup import DTYPES as BY_NAME
 from memcalc.tracing.modules import cast_tensors
 from memcalc.tuning.parts import full_name
+from memcalc.tuning.saved import listed
 from memcalc.validate.dtypes import DTYPES
 from memcalc.validate.preference import is_preference
 
@@ -40,13 +41,15 @@ def _with_adapters(module: Any, setup: Setup) -> Module:
         why = f"needs pip install 'memcalc-llm[adapters]' to be run ({one_line(error)})"
         raise InputError(f"--lora-rank {setup.lora_rank}: {why}") from None
     targets = setup.lora_targets or "default"
-    options: dict[str, Any] = {"lora_dropout": setup.lora_dropout, "bias": setup.lora_bias}
+    options: dict[str, Any] = {"lora_dropout": setup.lora_dropout, "bias": setup.lora_bias, "use_dora": setup.dora}
+    if setup.modules_to_save is not None:
+        options["modules_to_save"] = list(listed(setup.modules_to_save))
     config = peft.LoraConfig(
         r=setup.lora_rank,
-        target_modules=None if targets == "default" else targets if targets == "all-linear" else _listed(targets),
+        target_modules=None if targets == "default" else targets if targets == "all-linear" else list(listed(targets)),
         **options,
     )
-    with cast_like_the_base():
+    with cast_like_the_base(), copied_as_fake():
         adapted: Any = peft.get_peft_model(module, config, autocast_adapter_dtype=setup.adapter_dtype == "fp32")
     if setup.quantize != "none" and setup.adapter_dtype != "fp32":
         _cast_adapters(adapted, DTYPES[BY_NAME[setup.adapter_dtype or "fp32"]])
@@ -88,8 +91,23 @@ def cast_like_the_base() -> Iterator[None]:
         tuner_layer._move_adapter_to_device_of_base_layer = moves
 
 
-def _listed(targets: str) -> list[str]:
-    return [name.strip() for name in targets.replace("+", ",").split(",")]
+@contextlib.contextmanager
+def copied_as_fake() -> Iterator[None]:
+    """Let `copy.deepcopy` make a fake tensor of the same mode. torch's own copies the mode too, and tensors of two modes do
+    not meet in an op."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def fresh(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        copied: torch.Tensor = torch.empty_like(tensor.detach())
+        if isinstance(tensor, torch.nn.Parameter):
+            copied = torch.nn.Parameter(copied, tensor.requires_grad)
+        return memo.setdefault(id(tensor), copied)
+
+    FakeTensor.__deepcopy__ = fresh  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.__deepcopy__
 
 
 def _freeze(module: Module, program: Program) -> None:

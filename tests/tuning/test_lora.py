@@ -193,7 +193,11 @@ def test_what_a_layer_of_llama_keeps() -> None:
             {"lora_rank": 4, "engine": "fsdp2", "gpus": 2, "precision": "bf16"},
             "--adapter-dtype fp32: with engine fsdp2",
         ),
-        (BIASED, {"lora_rank": 4, "lora_bias": "all", "precision": "bf16"}, "beside trained biases of bf16"),
+        (
+            BIASED,
+            {"lora_rank": 4, "lora_bias": "all", "precision": "bf16", "optimizer": "sgd"},
+            "--adapter-dtype fp32: beside trained biases of bf16 (--lora-bias all) with --optimizer sgd",
+        ),
         (MIXTRAL, {"lora_rank": 4}, "--lora-targets default: peft has no default for a mixtral; allowed: all-linear"),
         (
             MIXTRAL,

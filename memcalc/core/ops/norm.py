@@ -6,12 +6,17 @@ statistics, and mean and inverse deviation per channel (tools/autograd/derivativ
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memcalc.core.autograd import Node
 from memcalc.core.dims import ONE_DIM
 from memcalc.core.ops.autocast import autocast
 from memcalc.core.ops.elementwise import recording
 from memcalc.core.ops.replaceable import replaceable
 from memcalc.core.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.core.dtypes import DType
 
 
 @replaceable
@@ -32,6 +37,12 @@ def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]
         new_tensor(t.memory, t.shape, t.dtype, "layer norm gradient") if node.needs(i) else None
         for i, t in enumerate(saved[: len(node.edges)])
     ]
+
+
+@autocast("linalg_vector_norm")
+def lengths(a: Tensor, dtype: DType | None = None) -> Tensor:
+    """Compute `torch.linalg.norm(a, dim=1)` of a matrix that wants no gradient: the length of each row."""
+    return new_tensor(a.memory, a.shape[:1], dtype or a.dtype, "lengths of rows")
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.core.tensor import Work
+from memcalc.core.tensor import Streamed, Work
 
 if TYPE_CHECKING:
     from memcalc.core.autograd import Node
     from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
-    from memcalc.core.tensor import Memory
+    from memcalc.core.tensor import Memory, Tensor
 
 
 def works(
@@ -51,6 +51,15 @@ def works_backward(
     products = node.needs(first) + node.needs(first + 1)
     if products:
         works(node.memory, name, factors, dtype, products, kind, groups)
+
+
+def streams(name: str, *operands: Tensor) -> None:
+    """Record a kernel that multiplies no matrices and that backward never comes by: autograd records all others. It
+    reads or writes each operand once."""
+    memory = operands[0].storage.memory
+    phase = "recomputation" if memory.recomputing else memory.phase
+    dense = tuple((tensor.shape, tensor.dtype) for tensor in operands)
+    memory.streamed.append(Streamed(memory.scope, name, phase, memory.layer, dense))
 
 
 def attends(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType, is_causal: bool = True) -> None:

@@ -30,6 +30,14 @@ ENOUGH_MICRO_BATCHES: Final = 3
 last."""
 
 
+DTypeOf = Callable[["Weight"], DType | None]
+"""Returns the dtype in which a weight is updated, if it is not that of all others."""
+
+
+def _the_same(_: Weight) -> None:
+    return None
+
+
 class Flush(NamedTuple):
     """Blocks of a reduction of gradients, alive at moments with at least `after` bytes of gradients."""
 
@@ -101,21 +109,19 @@ class Holdings(NamedTuple):
     """The holdings of other ranks. They may have more in backward, and have the same in all other phases."""
 
 
-def parameter_classes(model: Model) -> list[Parameter]:
+def parameter_classes(model: Model, dtype_of: DTypeOf = _the_same) -> list[Parameter]:
     """Return the model's weights as an optimizer sees them: equal tensors of all layers together."""
-    return [
-        Parameter(w.name, w.shape, model.trained(w), w.layer is not None and len(w.shape) == 2)
-        for w in model.weight_classes
-        if model.trained(w)
-    ]
+    return [_parameter(w, model.trained(w), dtype_of) for w in model.weight_classes if model.trained(w)]
 
 
-def met_in_step(model: Model, setup: Setup) -> list[Parameter]:
+def met_in_step(model: Model, setup: Setup, dtype_of: DTypeOf = _the_same) -> list[Parameter]:
     """Return the model's weights in the order in which a step updates them."""
-    return [
-        Parameter(w.name, w.shape, copies, w.layer is not None and len(w.shape) == 2)
-        for w, copies in weights_in_turn(model, setup)
-    ]
+    return [_parameter(w, copies, dtype_of) for w, copies in weights_in_turn(model, setup)]
+
+
+def _parameter(weight: Weight, copies: int, dtype_of: DTypeOf) -> Parameter:
+    is_matrix = weight.layer is not None and len(weight.shape) == 2
+    return Parameter(weight.name, weight.shape, copies, is_matrix, dtype=dtype_of(weight))
 
 
 def weights_in_turn(model: Model, setup: Setup) -> Iterator[tuple[Weight, int]]:

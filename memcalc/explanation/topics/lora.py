@@ -73,8 +73,8 @@ TOPIC: Final = Topic(
             PARAMETERS,
             trained,
             Words(
-                "An adapted matrix that is not h × h has r·(in + out) parameters.",
-                "不是 h × h 的被适配矩阵有 r·(in + out) 个参数。",
+                "An adapted matrix that is not h × h has r·(in + out) parameters. DoRA adds one for each output.",
+                "不是 h × h 的被适配矩阵有 r·(in + out) 个参数。DoRA 为每个输出再加一个参数。",
             ),
         ),
         Case(

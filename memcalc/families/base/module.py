@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BASE: Final = "base_layer"
 """peft's name of the layer that an adapter is around."""
+COPY: Final = "modules_to_save.default"
+"""peft's name of the copy of a module that trains in its place."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -278,7 +280,10 @@ class Module:
         `forward`."""
 
     def __truediv__(self, name: str) -> Module:
-        return Module(self.run, f"{self.path}.{name}" if self.path else name, self.layer)
+        path = f"{self.path}.{name}" if self.path else name
+        if self.run.adapters is not None and self.run.adapters.saves(path, self.layer):
+            path = f"{path}.{COPY}"
+        return Module(self.run, path, self.layer)
 
     @property
     def memory(self) -> Memory:

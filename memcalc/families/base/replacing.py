@@ -37,10 +37,14 @@ class Packing(Protocol):
 
 
 class Adapters(Protocol):
-    """Adapters around linear layers (`memcalc.tuning.lora`)."""
+    """Adapters around linear layers, and copies of modules that train in their place (`memcalc.tuning.lora`)."""
 
     def has(self, path: str, layer: int | None) -> bool:
         """Tell whether the linear layer at `path` has an adapter."""
+        ...
+
+    def saves(self, path: str, layer: int | None) -> bool:
+        """Tell whether a copy takes the place of the module at `path`."""
         ...
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
