@@ -73,6 +73,8 @@ PROJECTS = (
     Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel",
             r"(src/liger|ops/(rms|swiglu|geglu|rope|fused_lin)|transformers/monkey)",
             ("memcalc/kernels/liger",), version="0.8.5"),
+    Project("flash-attention", "github.com/Dao-AILab/flash-attention", r"(ops/triton/|losses/cross)",
+            ("memcalc/kernels/flash_loss.py",), version="2.8.3"),
     Project("apex", "github.com/NVIDIA/apex", r"csrc/megatron/"),
     Project("Transformer Engine", "github.com/NVIDIA/TransformerEngine",
             r"(transformer_engine/|pytorch/|dot_product_attention/(b|u|c))",

@@ -14,7 +14,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from memcalc.core.dims import Dim
 
 Hint = Any
-OFF = (("lora_rank", 0), ("quantize", "none"), ("offload_optimizer", "none"), ("offload_params", "none"))
+OFF = (
+    ("lora_rank", 0), ("quantize", "none"), ("task", "pretrain"), ("offload_optimizer", "none"), ("offload_params", "none"),
+)  # fmt: skip
 """The values of options that switch something off."""
 PLAIN = (NoneType, bool, int, float, str)
 

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parent / "records"
 PACKAGES = {
     "torch": "validate", "transformers": "validate", "deepspeed": "oracles", "megatron-core": "oracles",
     "transformer-engine": "oracles", "bitsandbytes": "oracles", "lion-pytorch": "oracles",
-    "peft": "oracles", "trl": "oracles",
+    "peft": "oracles", "trl": "preference", "liger-kernel": "kernels", "flash-attn": "flash",
 }  # fmt: skip
 """What records are made with -> the extra that has it."""
 IMPORTED = {name.split("-")[0] if name == "megatron-core" else name.replace("-", "_"): name for name in PACKAGES}

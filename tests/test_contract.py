@@ -41,7 +41,7 @@ VALUES = {
     "--optimizer-implementation": "foreach fused for-loop",
     "--recompute": "none selective op full",
     "--attention": "eager sdpa flash",
-    "--cross-entropy": "eager vocab-parallel fused chunked",
+    "--cross-entropy": "eager vocab-parallel fused chunked flash",
     "--kernels": "hf fused megatron",
     "--lora-bias": "none all lora_only",
     "--offload-optimizer": "none cpu nvme",

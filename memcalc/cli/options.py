@@ -258,7 +258,7 @@ Attention = Annotated[
 ]
 CrossEntropy = Annotated[
     str | None,
-    option("eager, vocab-parallel, fused, chunked. (default: by --kernels)", METHOD, "--cross-entropy"),
+    option("eager, vocab-parallel, fused, chunked, flash. (default: by --kernels)", METHOD, "--cross-entropy"),
 ]
 Kernels = Annotated[
     str | None,

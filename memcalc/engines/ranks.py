@@ -291,7 +291,7 @@ def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
         "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
         setup.grad_dtype,
         setup.optimizer, setup.optimizer_implementation, min(setup.micro_batches, ENOUGH_MICRO_BATCHES),
-        setup.sync_each_micro_batch, setup.padded, setup.kernels, setup.attention,
+        setup.sync_each_micro_batch, setup.padded, setup.kernels, setup.attention, setup.cross_entropy,
         setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
         setup.max_reuse_distance, setup.prefetch_bucket_size, setup.clip_grad_norm,
         isinstance(model, Model) and (sum(model.program.idle.values()), model.program.outgrown(setup.seq_len or 0)),

@@ -98,7 +98,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),
-    "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked"),
+    "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked", "flash"),
     "lora_bias": ("none", "all", "lora_only"),
     "adapter_dtype": ("fp32", "bf16", "fp16"),
     "base_dtype": ("fp32", "bf16", "fp16"),

@@ -2,7 +2,8 @@
 
 `hf` is transformers' own code; `fused` is Liger-Kernel as it patches transformers; `megatron` is Megatron-Core with
 Transformer Engine. The loss is a separate choice: `eager` (transformers'), `fused` (Liger's, or Transformer Engine's
-with Megatron's kernels), `chunked` (torch's linear_cross_entropy), `vocab-parallel` (Megatron's).
+with Megatron's kernels), `chunked` (torch's linear_cross_entropy), `flash` (flash-attn's, over
+half-precision logits), `vocab-parallel` (Megatron's).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _TORCH: Final = "transformers' forward; torch tools/autograd/derivatives.yaml"
 _LIGER: Final = "Liger-Kernel 0.8.5 src/liger_kernel/ops"
 _CHUNKED: Final = "torch 2.13 nn/modules/linear_cross_entropy.py"
+_FLASH: Final = "flash-attn 2.8.3 flash_attn/ops/triton/cross_entropy.py"
 _LOSS_PARALLEL: Final = f"{_TORCH}; torch/distributed/tensor/parallel/loss.py"
 _MEGATRON: Final = "Megatron-Core 0.16.1 megatron/core/fusions; Transformer Engine 2.11"
 
@@ -36,6 +38,8 @@ class Kernels(NamedTuple):
     basis: Basis = "exact"
     chunks: Callable[[int, int, int], Hashable] | None = None
     """(tokens, vocab, hidden) -> the sizes of the chunks of a chunked loss. They are no polynomials."""
+    reads_head: bool = False
+    """True if the loss takes the head's weight and does not call the head."""
 
 
 TRANSFORMERS: Final = Kernels()
@@ -73,7 +77,8 @@ def losses(kernels: str, model_type: str) -> tuple[str, ...]:
     support = support_of(model_type)
     fused = ("fused",) if support.liger is not None else ()
     chunked = ("chunked",) if support.chunked_loss else ()
-    return ("eager", *fused, *chunked)
+    flash = ("flash",) if fused or chunked else ()
+    return ("eager", *fused, *chunked, *flash)
 
 
 @cache
@@ -90,7 +95,7 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
         replaced |= megatron.LOSSES[cross_entropy]
         return Kernels(tuple(replaced.items()), f"{_MEGATRON}; {_TORCH}", "modelled")
     from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss
-    from memcalc.kernels import chunked_loss, liger, loss_parallel
+    from memcalc.kernels import chunked_loss, flash_loss, liger, loss_parallel
 
     if cross_entropy == "vocab-parallel":
         return Kernels(((causal_lm_loss, loss_parallel.causal_lm_loss),), _LOSS_PARALLEL, "exact")
@@ -105,10 +110,20 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
     if cross_entropy == "fused":
         replaced[lm_head_loss], chunks = liger.lm_head_loss, liger.loss_chunk
         sources.insert(0, _LIGER)
+    elif cross_entropy == "flash":
+        replaced[causal_lm_loss] = flash_loss.causal_lm_loss
+        sources.insert(0, _FLASH)
     elif cross_entropy == "chunked":
         replaced[lm_head_loss], chunks = chunked_loss.lm_head_loss, chunked_loss.loss_chunks
         sources.insert(0, _CHUNKED)
-    return Kernels(tuple(replaced.items()), "; ".join(dict.fromkeys(sources)), "modelled", chunks)
+    return Kernels(tuple(replaced.items()), "; ".join(dict.fromkeys(sources)), "modelled", chunks, chunks is not None)
+
+
+def loss_in(cross_entropy: str | None, program: Any, computes: DType, buffers: DType) -> DType:
+    """Return the dtype of the loss of a model that computes in one dtype and has floating-point buffers of another."""
+    if cross_entropy == "chunked" and program.takes_losses:
+        return computes
+    return program.loss_in(computes, buffers)
 
 
 def kept_by_kernels(kernels: str, attention: str | None, program: Any, dtype: DType) -> tuple[Row, ...]:

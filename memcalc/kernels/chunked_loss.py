@@ -23,6 +23,8 @@ from memcalc.kernels.liger import alias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from memcalc.core.dims import Shape
+    from memcalc.core.dtypes import DType
     from memcalc.families.base.module import Module
 
 
@@ -47,33 +49,39 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     chunk = Dim("loss_chunk", sizes[0])
     logits = new_tensor(memory, (chunk, vocab), dtype if dtype is fp16 else fp32, "logits of a chunk")
     _row = new_tensor(memory, (chunk,), logits.dtype, "a number per token of a chunk")
-    works(
-        memory, weight.name.removesuffix(".weight"), (tokens, hidden, vocab), dtype, products=3
-    )  # logits, both gradients
+    weight_trains = weight.node is not None
+    products = 2 + weight_trains  # logits, and the gradients that are wanted
+    works(memory, weight.name.removesuffix(".weight"), (tokens, hidden, vocab), dtype, products=products)
     loss = new_tensor(memory, (), fp32 if dtype is fp16 else dtype, "loss")
-    grad_x = new_tensor(memory, x.shape, dtype, "gradient of the hidden states")
-    grad_weight = new_tensor(memory, weight.shape, dtype, f"{weight.name} gradient")
+    grads = [new_tensor(memory, x.shape, dtype, "gradient of the hidden states")]
+    if weight_trains:
+        grads.append(new_tensor(memory, weight.shape, dtype, f"{weight.name} gradient"))
     _kept = _per_token(memory, tokens)
-    _inputs = None if dtype is fp32 else new_tensor(memory, (chunk, hidden), fp32, "hidden states of a chunk")
+    in_fp32 = weight_trains and dtype is not fp32
+    _inputs = new_tensor(memory, (chunk, hidden), fp32, "hidden states of a chunk") if in_fp32 else None
+    fits = vocab.size * logits.dtype.itemsize >= hidden.size * dtype.itemsize  # where the logits are
     cast = scaled = None
     for size in (Dim("loss_chunk", n) for n in sizes):
         denominators = new_tensor(memory, (size,), fp32, "softmax denominators of a chunk")
         if logits.dtype is not dtype:  # made while the loop still holds the one of the chunk before
             cast = new_tensor(memory, (size, vocab), dtype, "logits of a chunk, cast")
-        rows = new_tensor(memory, (size, hidden), dtype, "weights of the targets of a chunk")
-        if dtype is not fp32:
-            weights = new_tensor(memory, (size,), dtype, "weight of each token, cast")
-            del weights
-        del rows
-        if vocab.size * logits.dtype.itemsize < hidden.size * dtype.itemsize:  # else it fits where the logits are
+        _weigh_targets(memory, (size, hidden), dtype)
+        if weight_trains and not fits:
             scaled = new_tensor(memory, (size, hidden), dtype, "hidden states of a chunk, scaled")
         del denominators
     del cast, scaled
     if dtype is fp16:
         loss = new_tensor(memory, (), dtype, "loss")
     if recording(x, weight):
-        loss.node = Node(memory, _linear_cross_entropy_backward, (x, weight), (grad_x, grad_weight))
+        loss.node = Node(memory, _linear_cross_entropy_backward, (x, weight), grads)
     return loss
+
+
+def _weigh_targets(memory: Memory, shape: Shape, dtype: DType) -> None:
+    """Allocate the rows of the head that the targets of a chunk choose, and the weights that they are multiplied by."""
+    _rows = new_tensor(memory, shape, dtype, "weights of the targets of a chunk")
+    if dtype is not fp32:
+        _weights = new_tensor(memory, shape[:1], dtype, "weight of each token, cast")
 
 
 def _per_token(memory: Memory, tokens: Dim) -> tuple[Tensor, ...]:
@@ -89,5 +97,5 @@ def _per_token(memory: Memory, tokens: Dim) -> tuple[Tensor, ...]:
     return ignored, targets, weights
 
 
-def _linear_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    return [alias(grad) for grad in node.unpack()]
+def _linear_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    return [*(alias(grad) for grad in node.unpack()), None][:2]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memcalc.core.ops.replaceable import Replacements
     from memcalc.families.base.module import Module
 
-_MULTIPROCESSORS: Final = 132
+MULTIPROCESSORS: Final = 132
 """The rows of the partial weight gradients that a norm's backward adds up, one per multiprocessor: 132 on H100 and
 H200."""
 
@@ -49,8 +49,8 @@ def alias(t: Tensor) -> Tensor:
 
 
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
-    """Run LigerRMSNorm. It saves its input and an fp32 rstd per row; the input's gradient is written over the
-    output's."""
+    """Run LigerRMSNorm. It saves its input and an fp32 rstd per row, whether the weight trains or not; the input's
+    gradient is written over the output's."""
     with m:
         return _rms_norm(hidden_states, m.weight(), in_place=True)
 
@@ -73,7 +73,9 @@ def _rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
 def _rms_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     x, weight, _rstd = node.unpack()
     grad = packed(grads[0])
-    rows = Dim("multiprocessors", _MULTIPROCESSORS)
+    if not node.needs(1):
+        return [grad if node.context else like(grad, "RMS norm gradient")]
+    rows = Dim("multiprocessors", MULTIPROCESSORS)
     _partial = new_tensor(x.memory, (rows, weight.shape[0]), fp32, "partial weight gradients")
     grad_x = grad if node.context else like(grad, "RMS norm gradient")
     summed = new_tensor(x.memory, weight.shape, fp32, "RMS norm weight gradient")
@@ -159,29 +161,30 @@ def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states
 def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     memory, (tokens, hidden), vocab = x.memory, x.shape, weight.shape[0]
     grad_x = new_tensor(memory, x.shape, x.dtype, "gradient of the hidden states")
-    grad_weight = new_tensor(memory, weight.shape, weight.dtype, f"{weight.name} gradient")
+    saved = [grad_x]
+    if weight.node is not None:
+        saved.append(new_tensor(memory, weight.shape, weight.dtype, f"{weight.name} gradient"))
     _losses = new_tensor(memory, (tokens,), fp32, "loss of each token")
     _counted = new_tensor(memory, (tokens,), boolean, "tokens that count")
     count = new_tensor(memory, (), int64, "how many count")
     del count
     chunk = Dim("loss_chunk", loss_chunk(tokens.size, vocab.size, hidden.size))
     logits = new_tensor(memory, (chunk, vocab), x.dtype, "logits of a chunk")
-    works(
-        memory, weight.name.removesuffix(".weight"), (tokens, hidden, vocab), x.dtype, products=3
-    )  # and both gradients
-    if x.dtype is fp32:  # 16-bit products are added to the gradient as they are computed
+    trains = weight.node is not None
+    works(memory, weight.name.removesuffix(".weight"), (tokens, hidden, vocab), x.dtype, products=2 + trains)
+    if trains and x.dtype is fp32:  # 16-bit products are added to the gradient as they are computed
         product = new_tensor(memory, weight.shape, fp32, "weight gradient of a chunk")
         del product
     del logits
     loss = new_tensor(memory, (), fp32, "loss")
     if recording(x, weight):
-        loss.node = Node(memory, _linear_cross_entropy_backward, (x, weight), (grad_x, grad_weight))
+        loss.node = Node(memory, _linear_cross_entropy_backward, (x, weight), saved)
     return loss
 
 
-def _linear_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def _linear_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     _one = new_tensor(node.memory, (), fp32, "one")  # compared with the incoming gradient
-    return [alias(grad) for grad in node.unpack()]
+    return [*(alias(grad) for grad in node.unpack()), None][:2]
 
 
 # --- the model types that Liger patches, and their replacements (transformers/monkey_patch.py)

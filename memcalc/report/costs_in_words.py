@@ -40,8 +40,8 @@ def _training(before: Setup, after: Setup) -> list[str]:
 
 _PACKAGES: Final = {
     "kernels": {"fused": "Liger-Kernel"},
-    "cross_entropy": {"fused": "Liger-Kernel", "chunked": "torch's linear_cross_entropy"},
     "quantize": {"nf4": "bitsandbytes"},
+    "cross_entropy": {"fused": "Liger-Kernel", "chunked": "torch's linear_cross_entropy", "flash": "flash-attn"},
     "optimizer": {"adamw-8bit": "bitsandbytes", "lion": "lion-pytorch"},
 }
 """The package that an option's value needs besides torch and transformers. Megatron's kernels need none of these."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 from memcalc.setup.refusals import check_fused_softmax, runs_gpt_model
+from memcalc.setup.tuning_checks import check_loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,8 +186,17 @@ def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str
     """Return the loss that runs: the kernels' own unless another one is asked for."""
     if model.task is not None:
         return "chunked"  # TRL's head, of all preference tasks (memcalc.setup.task_checks)
-    if options.cross_entropy is None:
-        return DEFAULT_LOSS[kernels]
+    loss = (
+        DEFAULT_LOSS[kernels]
+        if options.cross_entropy is None
+        else _given_loss(options, kernels, precision, engine, model)
+    )
+    check_loss(options, engine, loss, model)
+    return loss
+
+
+def _given_loss(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:
+    """Return the loss that is asked for. Raises InputError if these kernels, this engine or this model do not have it."""
     allowed = losses(kernels, model.model_type)
     if (
         engine == "fsdp2" and options.tp > 1
@@ -200,6 +210,7 @@ def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str
         split = f", engine {engine} and tp {options.tp}" if options.tp > 1 else ""
         why = f"not with kernels {kernels}{split} for {model.model_type}; allowed: {', '.join(allowed)}"
         refuse("cross_entropy", options.cross_entropy, why)
+    assert options.cross_entropy is not None
     return options.cross_entropy
 
 

@@ -9,12 +9,19 @@ from memcalc.quantized.chosen import base_dtype_name
 from memcalc.tuning.tuned import tuning_of
 
 if TYPE_CHECKING:
+    from memcalc.families.base.program import Program
     from memcalc.inputs.model import Model
 
 _AXES: Final = ("tp", "pp", "cp", "ep")
 _OF_ADAPTERS: Final = ("lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "modules_to_save")
 
 _ALONE: Final = "is an option of adapters; allowed: with --lora-rank 1 or more"
+_WITH_HF_ALONE: Final = ("quantize", "dora", "modules_to_save")
+"""The options that are checked with transformers' own kernels and loss alone."""
+_UNCHECKED: Final = (
+    ("kernels", "megatron", "hf, fused"),
+    ("cross_entropy", "vocab-parallel", "eager, fused, chunked, flash"),
+)
 
 
 def check_tuning(options: Options, engine: str, precision: str, model: Model | None) -> None:
@@ -32,20 +39,59 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
         refuse("freeze", options.freeze, "adapters freeze all of the base; allowed: leave it out, or --lora-rank 0")
     if engine == "megatron":
         refuse(name, value, f"with engine megatron {NOT_YET}with --engine none, ddp, deepspeed, fsdp2")
-    for other, only in (("kernels", "hf"), ("cross_entropy", "eager")):
-        if getattr(options, other) not in (None, only):
-            refuse(other, getattr(options, other), f"with --{name.replace('_', '-')} {NOT_YET}{only}")
+    for other, unchecked, allowed in _UNCHECKED:
+        if getattr(options, other) == unchecked:
+            refuse(other, unchecked, f"with --{name.replace('_', '-')} {NOT_YET}{allowed}")
     for axis in _AXES:
         if getattr(options, axis) > 1:
             refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
     if engine == "deepspeed" and options.zero == 3 and model is not None and model.program.source:
         why = f"with ZeRO-3, whose linear function saves inputs of its own, for a {model.model_type}, which is traced,"
         refuse(name, value, f"{why} {NOT_YET}with --zero 0, 1, 2")
+    for alone in _WITH_HF_ALONE:
+        if getattr(options, alone) in ("none", None, False):
+            continue
+        for other, only in (("kernels", "hf"), ("cross_entropy", "eager")):
+            if getattr(options, other) not in (None, only):
+                refuse(other, getattr(options, other), f"with --{alone.replace('_', '-')} {NOT_YET}{only}")
+    if engine == "deepspeed" and options.zero == 3 and _adapts_mlp(model):
+        why = "with adapters in the MLP and ZeRO-3"
+        for other, only in (("kernels", "hf"), ("cross_entropy", "eager, flash")):
+            if getattr(options, other) not in (None, *only.split(", ")):
+                rest = "--zero 0, 1, 2, or --lora-targets of attention"
+                refuse(other, getattr(options, other), f"{why} {NOT_YET}{only}, {rest}")
     if options.lora_rank:
         _check_dtype(options, engine, precision)
     if options.base_dtype is not None and (options.dora or options.modules_to_save is not None):
         other = "--dora" if options.dora else "--modules-to-save"
         refuse("base_dtype", options.base_dtype, f"with {other} {NOT_YET}leave it out")
+
+
+def _adapts_mlp(model: Model | None) -> bool:
+    adapters: Any = None if model is None else model.program.adapters
+    return adapters is not None and any(".mlp." in path for path, _ in adapters.calls)
+
+
+def check_loss(options: Options, engine: str, loss: str, model: Model) -> None:
+    """Raise InputError for a loss that takes the head's weight, where that would train something else than was asked
+    for."""
+    program = model.program
+    if loss in ("eager", "flash", "vocab-parallel"):
+        return
+    if program.adapters is not None and program.adapters.has(program.head_name, None):
+        why = f"takes the weight of {program.head_name}, and its adapter would not train"
+        refuse("cross_entropy", loss, f"{why}; allowed: eager, flash, or other --lora-targets")
+    asks = input_require_grads_of(options, engine, model)
+    if program.held and not asks and _trains_head_alone(program):
+        if loss == "fused":
+            why = "gives the head no gradient if nothing before it trains (ops/fused_linear_cross_entropy.py)"
+            refuse("cross_entropy", loss, f"{why}; allowed: eager, flash")
+        refuse("cross_entropy", loss, f"with only the head trained {NOT_YET}eager, flash")
+
+
+def _trains_head_alone(program: Program) -> bool:
+    head = f"{program.head_name}."
+    return all(weight.name.startswith(head) for weight in program.weights() if program.wants_gradient(weight))
 
 
 def _check_dtype(options: Options, engine: str, precision: str) -> None:

@@ -179,7 +179,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     program.layers = depth
     run.tensor_parallel = program.tensor_parallel
     run.adapters, run.own_dtypes = program.adapters, choices.own_dtypes
-    run.external = program.external
+    run.external = (*program.external, *_read_by_the_loss(program, choices.kernels))
     for weight in program.weights():
         run.add_weight(weight, wants_gradient=program.wants_gradient(weight))
     if choices.hooks is not None:
@@ -195,6 +195,11 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
         noted=run.noted, pads_queries=memory.pads_queries, streamed=tuple(memory.streamed), of_reference=tuple(run.of_reference),
     )  # fmt: skip
+
+
+def _read_by_the_loss(program: Program, kernels: Kernels) -> tuple[tuple[str, str], ...]:
+    """Return the head's weight, which the model itself uses if its loss takes it."""
+    return (("", f"{program.head_name}.weight"),) if kernels.reads_head else ()
 
 
 def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:

@@ -27,6 +27,7 @@ class _Preference(Program):
     """The base of the classes that `_class` makes: what a preference task changes of a program."""
 
     loss_dtype = fp32
+    takes_losses = False
     task: Task
 
     def sequences(self, batch: Dim) -> Dim:
@@ -118,7 +119,7 @@ def with_task(program: Program, task: Task, model_type: str) -> Program:
     if modules:
         own.config = replace(own.config, **modules)
     if own.adapters is not None:
-        own.adapters = own.adapters._replace(how=own.adapters.how._replace(dropout=0.0))
+        own.adapters = replace(own.adapters, how=own.adapters.how._replace(dropout=0.0))
     own.__class__ = _class(type(program))
     own.task = task
     return own

@@ -36,6 +36,9 @@ class SwitchedOff(NamedTuple):
     def has(self, path: str, layer: int | None) -> bool:
         return self.adapters.has(path, layer)
 
+    def saves(self, path: str, layer: int | None) -> bool:
+        return self.adapters.saves(path, layer)
+
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         with m:
             return base(x)

@@ -29,10 +29,13 @@ def check(report: Report, backend: str) -> None:
     if s.engine == "deepspeed" and max(s.tp, s.pp) > 1:
         axis = next(axis for axis in ("tp", "pp") if getattr(s, axis) > 1)
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
-    if s.kernels != "hf":
-        refuse("kernels", s.kernels, f"to be run {NOT_YET}hf")
-    if s.cross_entropy != "eager" and not s.sequence_parallel and s.task == "pretrain":
-        refuse("cross_entropy", s.cross_entropy, f"to be run {NOT_YET}eager")
+    kernels, losses = (
+        (("hf", "fused"), ("eager", "fused", "chunked", "flash")) if backend == "fake" else (("hf",), ("eager",))
+    )
+    if s.kernels not in kernels:
+        refuse("kernels", s.kernels, f"to be run {NOT_YET}{', '.join(kernels)}")
+    if s.cross_entropy not in losses and not s.sequence_parallel and s.task == "pretrain":
+        refuse("cross_entropy", s.cross_entropy, f"to be run {NOT_YET}{', '.join(losses)}")
     if s.recompute not in ("none", "op", "full"):
         refuse("recompute", s.recompute, f"to be run {NOT_YET}none, op, full")
     if s.engine == "deepspeed" and s.zero == 0 and not has_fused_adam(s):

@@ -25,7 +25,7 @@ from memcalc.errors import InputError, one_line
 from memcalc.kernels.attention_on_gpu import fused_kernels
 from memcalc.tracing.modules import quiet
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized
-from memcalc.validate import deepspeed
+from memcalc.validate import deepspeed, liger
 from memcalc.validate.attention_kernels import as_on_cuda, kernels_of_cuda
 from memcalc.validate.auto_ep import kernels_of_a_gpu
 from memcalc.validate.autocast import cuda_lists_on_the_cpu
@@ -104,6 +104,7 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
             gpu_dropout(), collected_by_hand(), resizing(live), whole_shapes_uncounted(), quiet(),
         ):  # fmt: skip
             stack.enter_context(context)
+        stack.enter_context(liger.patched(setup, report.model.model_type))
         if not fake:
             stack.enter_context(as_on_cuda() if setup.shares_sequences else kernels_of_cuda())
         if setup.autocast_dtype is not None:

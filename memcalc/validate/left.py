@@ -14,9 +14,10 @@ class Left:
     """The storages of a step that its forwards have made, that are alive when one of them ends, and that are freed when
     backward is over.
 
-    A storage that stays belongs to something else: the loss, which the caller has, or a state that a layer keeps. A
-    storage of an earlier step was not made by these forwards, so its free during one of them changes nothing. Gathered
-    weights are left out.
+    A storage that stays belongs to something else: the loss, which the caller has, or a state that a layer keeps. The
+    gradient of a weight stays too, but one that a fused loss has made in forward is kept for backward. A storage of an
+    earlier step was not made by these forwards, so its free during one of them changes nothing. Gathered weights are
+    left out.
     """
 
     def __init__(self, live: Live, weights: Gathered, *, in_flight: bool) -> None:
@@ -35,7 +36,8 @@ class Left:
             end = {made.number: made.nbytes for key, made in self._live.made.items() if key not in whole}
             self._ends = [*self._ends, end] if self._in_flight else [end]
         if phase == "step":
-            stays = {made.number for made in self._live.made.values()}
+            gradients = {p.grad.untyped_storage()._cdata for p in self._weights.job.parameters() if p.grad is not None}
+            stays = {made.number for key, made in self._live.made.items() if key not in gradients}
             self._ends = [{i: nbytes for i, nbytes in end.items() if i not in stays} for end in self._ends]
         self._phase = phase
         self._live.in_forward = phase == "forward"

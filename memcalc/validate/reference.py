@@ -23,6 +23,8 @@ from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, t
 from memcalc.tracing.step import recompute
 from memcalc.validate.context_parallel import whole_sequences
 from memcalc.validate.dtypes import DTYPES
+from memcalc.validate.flash_loss import with_flash_loss
+from memcalc.validate.linear_loss import with_chunked_loss
 from memcalc.validate.quantized import quantize, quantized_states
 from memcalc.validate.tuning import require_input_grads, tune
 from memcalc.validate.ulysses import part_of_batch
@@ -111,6 +113,10 @@ def build(setup: Setup, of: Model, fields: dict[str, Any]) -> Module:
         if quantization is not None:
             model = quantize(model, setup)
         model = tune(model, setup, of.program)
+        if setup.cross_entropy == "chunked":
+            with_chunked_loss(model)
+        elif setup.cross_entropy == "flash":
+            with_flash_loss(model)
         require_input_grads(model, setup)
     return model
 

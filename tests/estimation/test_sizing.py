@@ -24,7 +24,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "max_live_parameters": (0, 10**6), "max_reuse_distance": (0, 10**6), "param_persistence_threshold": (0, 10**6),
     "prefetch_bucket_size": (0, 10**6), "sub_group_size": (1, 10**6), "gradient_accumulation_fusion": (True, False),
     "attention_mask_in_dataloader": (True, False), "attention": ("eager", "sdpa", "flash"),
-    "cross_entropy": ("eager", "chunked", "fused"), "padded": (True,), "expert_imbalance": (1.0, 2.0),
+    "cross_entropy": ("eager", "chunked", "fused", "flash"), "padded": (True,), "expert_imbalance": (1.0, 2.0),
     "kernels": ("hf", "fused", "megatron"), "engine": ("none", "ddp", "fsdp2", "deepspeed", "megatron"),
     "gpu": ("a100-40gb", "h100-80gb"), "network_gbps": (100, 400),
     "gemm_efficiency": (0.5,), "attention_efficiency": (0.3,), "memory_efficiency": (0.5,),

@@ -10,8 +10,7 @@ from memcalc.report.title import title
 
 
 def test_a_base_in_4_bits_is_proposed_for_adapters() -> None:
-    method = {"lora_rank": 16, "precision": "bf16", "recompute": "full", "micro_batch_size": 4}
-    report = memcalc.estimate("llama-3-8b", gpu="rtx3090", **method)
+    report = memcalc.estimate("llama-3-8b", gpu="16GB", lora_rank=16, precision="bf16", recompute="full")
     (one,) = [one for one in advice(report) if "--quantize" in one.flags]
     assert one.flags == "--quantize nf4 --double-quant"
     assert "dequantises each weight when it is used · needs the package bitsandbytes" in one.costs

@@ -185,7 +185,7 @@ def test_what_a_layer_of_llama_keeps() -> None:
             {"lora_rank": 4, "engine": "megatron", "gpus": 2},
             "--lora-rank 4: with engine megatron is not modelled",
         ),
-        (LLAMA, {"lora_rank": 4, "kernels": "fused"}, "--kernels fused: with --lora-rank is not modelled"),
+        (LLAMA, {"lora_rank": 4, "kernels": "megatron"}, "--kernels megatron: with --lora-rank is not modelled"),
         (LLAMA, {"lora_rank": 4, "adapter_dtype": "bf16", "precision": "fp32"}, "in the base's dtype; allowed: fp32"),
         (LLAMA, {"lora_rank": 4, "adapter_dtype": "fp16", "precision": "bf16"}, "allowed: fp32, bf16"),
         (

@@ -11,6 +11,7 @@ from memcalc.core.dtypes import DType
 from memcalc.core.rows import Row
 from memcalc.core.tensor import Memory, StorageRow
 from memcalc.families.base.module import after_forward
+from memcalc.kernels import loss_in
 from memcalc.optimizers import Parameter, load_optimizer
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | No
         for given in program.given(_BATCH, program.whole(_SEQ))
     ]
     if not program.source:  # a trace has its own loss, of any dtype
-        loss_dtype = program.loss_in(computes_in or dtype, dtype)
+        loss_dtype = loss_in(setup.cross_entropy, program, computes_in or dtype, dtype)
         rows.append(Row("buffers", "loss", (), loss_dtype, life="until the next loss", source="the caller"))
     kept = after_forward(model.program.buffers(), setup.seq_len or 0)
     kinds = Counter(buffer._replace(layer=None) for buffer in kept)

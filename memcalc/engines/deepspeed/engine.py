@@ -69,6 +69,7 @@ from memcalc.engines.deepspeed.zero_partitions import (
     zeros_of,
 )
 from memcalc.engines.deepspeed.zero_ranks import joined_after_exceeding, kinds_of
+from memcalc.kernels import loss_in
 from memcalc.optimizers import Parameter
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def _rest(elements: int, dtype: DType) -> list[Row]:
 def _scaled_loss(model: Model, setup: Setup, count: int) -> Row:
     """Return the loss over accumulation steps, and times the loss scale (engine.py, backward; base_optimizer.py)."""
     row = _numbers(count, "the loss, scaled", "backward", ENGINE)
-    return row._replace(dtype=model.program.loss_in(setup.compute_dtype, fp32))
+    return row._replace(dtype=loss_in(setup.cross_entropy, model.program, setup.compute_dtype, fp32))
 
 
 def _bucket_copy(elements: int, dtype: DType) -> list[Row]:

@@ -7,12 +7,12 @@ from itertools import count
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from memcalc.core.autograd import Leaf
+from memcalc.core.autograd import Leaf, Node
 from memcalc.core.checkpoint import Checkpoint, Recomputation
 from memcalc.core.dims import ONE_DIM, numel
 from memcalc.core.dtypes import uint8
 from memcalc.core.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Over, Ready, Selective, Where
-from memcalc.core.tensor import Storage, Tensor
+from memcalc.core.tensor import Storage, Tensor, new_tensor
 from memcalc.engines.deepspeed.visits import Visit, Visits
 from memcalc.families.base.module import Module, Run
 
@@ -103,7 +103,8 @@ class ModuleNotes(GradientNotes):
 
     def after_forward(self, loss: Tensor) -> Tensor:
         self.visits.leave(done=True)
-        return loss
+        node = Node(self.memory, _scaled_backward, (loss,))
+        return Tensor(loss.storage, loss.shape, loss.strides, loss.dtype, node)
 
     def _begins(self, visit: Visit, forward: bool) -> None:
         memory = self.memory
@@ -133,6 +134,11 @@ class ModuleNotes(GradientNotes):
         number = next(self.numbers)
         self.events.append(Holds(len(self.memory.log), self.segment, number, i))
         return Tensor(_Reference(self, number), (ONE_DIM,), (1,), uint8)
+
+
+def _scaled_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
+    """Return the gradient of the loss that the model returned: the engine scales it (`_scaled_loss` in engine.py)."""
+    return [new_tensor(grads[0].memory, (), grads[0].dtype, "gradient of the loss")]
 
 
 class _Reference(Storage):

@@ -32,6 +32,7 @@ from memcalc.engines.deepspeed.zero_layout import (
 )
 from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam, states_come, steps
 from memcalc.engines.deepspeed.zero_ranks import kinds_of
+from memcalc.kernels import loss_in
 
 if TYPE_CHECKING:
     from memcalc.core.rows import Row
@@ -115,7 +116,7 @@ def scripts_of_stages_1_2(model: Model, setup: Setup, own: Owned) -> Scripts:
 def scaled_loss(model: Model, setup: Setup, count: int) -> list[Event]:
     """Return the allocations of the loss over the accumulation steps, and of that times the loss scale (engine.py,
     backward; base_optimizer.py)."""
-    nbytes = model.program.loss_in(setup.compute_dtype, fp32).itemsize
+    nbytes = loss_in(setup.cross_entropy, model.program, setup.compute_dtype, fp32).itemsize
     return [Event(("scaled loss", i), nbytes) for i in range(count)]
 
 

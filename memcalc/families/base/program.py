@@ -82,6 +82,8 @@ class Program:
     """True if the ops are on autocast's lists as in torch."""
     loss_dtype: DType | None = fp32
     """The dtype of the loss; None is the model's."""
+    takes_losses: bool = True
+    """True if a loss of `memcalc.kernels` can take the place of the model's own."""
     polynomial: bool = True
     """True if all sizes are polynomials in batch and seq. They are not where a sequence is cut into chunks of a fixed
     length."""
