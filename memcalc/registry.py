@@ -107,8 +107,27 @@ def _engine(stem: str, module: Any) -> tuple[str, Any] | None:
 
 OPTIMIZERS: Final[Registry[Any]] = Registry(
     "memcalc.optimizers",
-    ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon"),
+    (
+        "adamw",
+        "adam",
+        "sgd",
+        "sgd-momentum",
+        "adafactor",
+        "lion",
+        "adamw-8bit",
+        "muon",
+        "adam-8bit",
+        "lion-8bit",
+        "paged-adamw",
+        "paged-adamw-8bit",
+        "paged-adam",
+        "paged-adam-8bit",
+        "paged-lion",
+        "paged-lion-8bit",
+        "apollo-adamw",
+    ),
     partial(constant, "OPTIMIZER", "name"),
+    helpers=("bitsandbytes",),
 )
 ENGINES: Final[Registry[Any]] = Registry(
     "memcalc.engines",

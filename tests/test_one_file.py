@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from command import PACKAGE, environment
 
+from memcalc.registry import OPTIMIZERS
+
 FILES = {
     "families/new_model.py": '''
 from dataclasses import dataclass
@@ -154,7 +156,7 @@ def test_a_command(folder: Path) -> None:
     [
         (
             ["estimate", "gpt2", "--optimizer", "x"],
-            "adamw, adam, sgd, sgd-momentum, adafactor, lion, adamw-8bit, muon, new-sgd",
+            f"{', '.join(OPTIMIZERS.known)}, new-sgd",
         ),
         (["estimate", "gpt2", "--engine", "x"], "none, ddp, fsdp2, deepspeed, megatron, new-engine"),
         (["zzz"], "estimate, compare, fit, plan, explain, quiz, validate, models, gpus, new-command"),

@@ -19,8 +19,10 @@ from memcalc.optimizers.base import (
     State,
     like_parameter,
     one_by_one,
+    streams,
     temporaries,
     temporary,
+    within,
 )
 
 _SOURCE: Final = "torch/optim/_adafactor.py: Adafactor._init_group"
@@ -85,6 +87,7 @@ def _single_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dt
     for parameter in one_by_one(memory, parameters):
         shape = parameter.shape
         temporary(memory, (), dtype, "param.norm(2)")
+        _ops(memory, parameter, dtype, grad_dtype)
         if _is_multidim(parameter):
             row_mean = temporary(memory, _row(shape), grad_dtype, "row_mean")
             col_mean = temporary(memory, _column(shape), grad_dtype, "col_mean")
@@ -107,8 +110,9 @@ def _multi_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dty
     var_estimates: list[Tensor] = []
     updates: list[Tensor] = []
     for is_multidim, group in grouped.items():
-        for _ in group:
+        for parameter in group:
             temporary(memory, (), dtype, "p.norm(2)")
+            _ops_over_lists(memory, parameter, dtype, grad_dtype)
         if is_multidim:
             row_means = temporaries(memory, group, grad_dtype, "row_means", _row)
             del row_means
@@ -126,3 +130,73 @@ def _multi_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dty
         for _ in group:
             temporary(memory, (), dtype, "update.norm(2)")
     del var_estimates, updates
+
+
+# --- kernels
+
+
+def _ops(memory: Memory, parameter: Parameter, dtype: DType, grad_dtype: DType) -> None:
+    """Note the kernels of one parameter's update. Weight decay is off by default."""
+    of, grad = (parameter.shape, dtype), (parameter.shape, grad_dtype)
+    streams(memory, "param.norm", of)
+    if _is_multidim(parameter):
+        for name, mean_of in (("row", _row), ("col", _column)):
+            mean, var = (mean_of(parameter.shape), grad_dtype), (mean_of(parameter.shape), dtype)
+            streams(memory, f"{name}_mean: norm", grad, mean)
+            streams(memory, f"{name}_mean.square_", mean, mean)
+            streams(memory, f"{name}_mean.div_", mean, mean)
+            streams(memory, f"{name}_var.lerp_", var, mean, var)
+        _estimates(memory, parameter, dtype)
+        row_mean = _scalar(parameter.shape), dtype
+        streams(memory, "row_var.mean().clamp_", row_mean, row_mean)
+        streams(memory, "var_estimate.div_", of, row_mean, of)
+    else:
+        streams(memory, "grad_squared", grad, grad)
+        streams(memory, "variance.lerp_", of, grad, of)
+        streams(memory, "variance.clone", of, of)
+    streams(memory, "var_estimate.clamp_", of, of)
+    streams(memory, "update.rsqrt_", of, of)
+    streams(memory, "update.mul_", of, grad, of)
+    streams(memory, "update.norm", of)
+    streams(memory, "param.add_", of, of, of)
+
+
+def _estimates(memory: Memory, parameter: Parameter, dtype: DType) -> None:
+    """Note the product of a column with a row, whose time is that of writing the result; and the mean of the rows."""
+    row, column, of = _row(parameter.shape), _column(parameter.shape), parameter.shape
+    streams(memory, "row_var @ col_var", (row, dtype), (column, dtype), (of, dtype))
+    streams(memory, "row_var.mean", (row, dtype), (_scalar(of), dtype))
+
+
+def _ops_over_lists(memory: Memory, parameter: Parameter, dtype: DType, grad_dtype: DType) -> None:
+    """Note the same as kernels over all matrices or all vectors. Norms, products, means and clones are still kernels of one
+    parameter."""
+    of, grad = (parameter.shape, dtype), (parameter.shape, grad_dtype)
+    group = "matrices" if _is_multidim(parameter) else "vectors"
+    with within(memory, parameter):
+        streams(memory, "p.norm", of)
+    if _is_multidim(parameter):
+        for name, mean_of in (("row", _row), ("col", _column)):
+            mean, var = (mean_of(parameter.shape), grad_dtype), (mean_of(parameter.shape), dtype)
+            with within(memory, parameter):
+                streams(memory, f"{name}_means: norm", grad, mean)
+            streams(memory, f"_foreach_mul_({name}_means)", mean, mean)
+            streams(memory, f"_foreach_div_({name}_means)", mean, mean)
+            streams(memory, f"_foreach_lerp_({name}_vars)", var, mean, var)
+        row_mean = _scalar(parameter.shape), dtype
+        with within(memory, parameter):
+            _estimates(memory, parameter, dtype)
+        streams(memory, "_foreach_clamp_min_(row_var_means)", row_mean, row_mean)
+        streams(memory, "_foreach_div_(var_estimates)", of, row_mean, of)
+    else:
+        streams(memory, "_foreach_mul(grads)", grad, grad)
+        streams(memory, "_foreach_lerp_(variances)", of, grad, of)
+        with within(memory, parameter):
+            streams(memory, "v.clone", of, of)
+    streams(memory, f"_foreach_clamp_min_(var_estimates of {group})", of, of)
+    streams(memory, f"_foreach_rsqrt_(var_estimates of {group})", of, of)
+    streams(memory, f"_foreach_mul_(var_estimates of {group})", of, grad, of)
+    with within(memory, parameter):
+        streams(memory, "update.norm", of)
+    streams(memory, f"_foreach_mul_(updates of {group})", of, of)
+    streams(memory, f"_foreach_add_(params of {group})", of, of, of)

@@ -5,6 +5,9 @@ temporaries are alive together. For example, a name bound in a loop holds the te
 parameter's is made. Ops that work in place do not appear. Bytes that a CUDA kernel borrows while it runs (the partial
 sums of a large reduction, a cuBLAS workspace) are no tensors and are not counted here.
 
+The step also notes its kernels (`streams`, `multiplies`), those that work in place too: its time is read from them. A step over
+one parameter of a class notes what each parameter of the class takes.
+
 `parameters` are classes of equal tensors, in the order of the model. Neighbours with the same count are one stack of
 layers. The real optimizer meets their parameters as a b a b …, not as a a b b.
 """
@@ -12,16 +15,19 @@ layers. The real optimizer meets their parameters as a b a b …, not as a a b b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import ClassVar
 
-from memcalc.core.dims import Dim, Shape
+from memcalc.core.dims import Dim, Shape, numel
 from memcalc.core.dtypes import DType
-from memcalc.core.tensor import Memory, Storage, Tensor, contiguous_strides
+from memcalc.core.tensor import Memory, Storage, Streamed, Tensor, Work, contiguous_strides
 from memcalc.errors import InputError, one_line
+
+Operand = tuple[Shape, DType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class State:
     dtype: DType
     count: int
     source: str
+    life: str = "always"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,15 @@ class Optimizer(ABC):
 
     needs_shapes: ClassVar[bool] = False
     """True if the states depend on the shapes of the parameters, not only on their numbers of elements."""
+
+    takes_flat: ClassVar[bool] = True
+    """False if the step needs whole matrices, not flat partitions of the weights."""
+
+    takes_stage_0: ClassVar[bool] = True
+    """False if DeepSpeed's stage 0 is not modelled with this optimizer: its FP16_UnfusedOptimizer is another program."""
+
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """The names of the states that all parameters share."""
 
     name: str
     implementations: tuple[str, ...]
@@ -80,7 +96,8 @@ class Optimizer(ABC):
     def step(
         self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
     ) -> None:
-        """Play one step with existing states: allocate and free temporaries as the real step does."""
+        """Play one step with existing states: allocate and free temporaries as the real step does, and note its
+        kernels."""
 
 
 def like_parameter(name: str, parameter: Parameter, dtype: DType, source: str) -> State:
@@ -104,6 +121,16 @@ def one_by_one(memory: Memory, parameters: Sequence[Parameter]) -> Iterator[Para
                     yield parameter
     finally:
         memory.scope = outer
+
+
+def matrices_and_others(parameters: Sequence[Parameter]) -> tuple[list[Parameter], list[Parameter]]:
+    """Return the 2-D weights inside the layers, and all other parameters."""
+    matrices: list[Parameter] = []
+    others: list[Parameter] = []
+    stacks = groupby(parameters, lambda parameter: parameter.count)
+    for parameter in (replace(p, stack=i) for i, (_, stack) in enumerate(stacks) for p in stack):
+        (matrices if parameter.is_matrix and len(parameter.shape) == 2 else others).append(parameter)
+    return matrices, others
 
 
 def temporary(memory: Memory, shape: Shape, dtype: DType, name: str) -> Tensor:
@@ -147,3 +174,32 @@ def temporaries(
 @lru_cache(maxsize=1024)
 def _layers(count: int) -> Dim:
     return Dim("layers", count)
+
+
+# --- kernels
+
+
+def streams(memory: Memory, name: str, *operands: Operand) -> None:
+    """Note a kernel that multiplies no matrices: it reads or writes each operand once, so what it updates in place is
+    given twice. Within a loop over parameters it is a kernel of the parameter, else one of all parameters together.
+
+    Single numbers are left out: they are read with the kernel's arguments.
+    """
+    several = tuple(one for one in operands if numel(one[0])[0] > 1)
+    if several:
+        memory.streamed.append(Streamed(memory.scope, name, "optimizer", None, several))
+
+
+@contextmanager
+def within(memory: Memory, parameter: Parameter) -> Generator[None]:
+    """Name what is allocated and noted inside after the parameter."""
+    outer, memory.scope = memory.scope, parameter.name
+    try:
+        yield
+    finally:
+        memory.scope = outer
+
+
+def multiplies(memory: Memory, name: str, rows: Dim, columns: Dim, inner: Dim, dtype: DType) -> None:
+    """Note a product (rows, inner) @ (inner, columns)."""
+    memory.work.append(Work("matmul", memory.scope, name, "optimizer", None, (rows, columns, inner), dtype, 1))

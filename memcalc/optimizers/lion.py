@@ -14,6 +14,7 @@ from memcalc.optimizers.base import (
     State,
     like_parameter,
     one_by_one,
+    streams,
     temporary,
     then,
     wider,
@@ -42,6 +43,19 @@ OPTIMIZER: Final = Lion("lion", ("for-loop",))
 
 
 def _update_fn(memory: Memory, parameter: Parameter, dtype: DType, grad_dtype: DType) -> None:
+    of, grad, update_of = (
+        (parameter.shape, dtype),
+        (parameter.shape, grad_dtype),
+        (parameter.shape, wider(dtype, grad_dtype)),
+    )
+    streams(memory, "param.mul_", of, of)
+    streams(memory, "exp_avg.clone", of, of)
+    streams(memory, "clone.mul_", of, of)
+    streams(memory, "update.add", of, grad, update_of)
+    streams(memory, "update.sgn_", update_of, update_of)
+    streams(memory, "param.add_", of, update_of, of)
+    streams(memory, "exp_avg.mul_", of, of)
+    streams(memory, "exp_avg.add_", of, grad, of)
     # exp_avg.clone().mul_(beta1).add(grad).sgn_(): `add` is not in place. As a separate function it holds nothing while
     # the next parameter is updated.
     update = then(temporary(memory, parameter.shape, dtype, "exp_avg.clone()"), "update", wider(dtype, grad_dtype))

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from memcalc.core.dtypes import DType
 from memcalc.core.tensor import Memory
-from memcalc.optimizers.base import Optimizer, Parameter, State, like_parameter
+from memcalc.optimizers.base import Operand, Optimizer, Parameter, State, like_parameter, one_by_one, streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,19 @@ class Sgd(Optimizer):
         self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
     ) -> None:
         self.check(implementation)
+        for parameter in one_by_one(memory, parameters) if implementation == "for-loop" else parameters:
+            of, grad = (parameter.shape, dtype), (parameter.shape, grad_dtype)
+            if implementation == "fused":
+                streams(memory, "_fused_sgd_", *[of] * (4 if self.momentum else 2), grad)
+            else:
+                self._ops(memory, of, grad)
+
+    def _ops(self, memory: Memory, of: Operand, grad: Operand) -> None:
+        """Note the kernels of an update op by op."""
+        if self.momentum:
+            streams(memory, "momentum_buffer.mul_", of, of)
+            streams(memory, "momentum_buffer.add_", of, grad, of)
+        streams(memory, "param.add_", of, of if self.momentum else grad, of)
 
 
 OPTIMIZER: Final = Sgd("sgd", ("foreach", "fused", "for-loop"), momentum=False)

@@ -8,7 +8,7 @@ from memcalc.hardware.cost import Unknown as NoCost
 from memcalc.hardware.cost import cost_of
 from memcalc.planning.probes import EXACT
 from memcalc.timing.kernels import Unknown
-from memcalc.timing.optimizer import updates
+from memcalc.timing.optimizer import flat, updates
 from memcalc.timing.step import rates_of
 
 if TYPE_CHECKING:
@@ -31,5 +31,5 @@ def least_after_passes(model: Model, setup: Setup, gpu: GPU) -> float:
     costs = [cost_of(collective, setup, gpu) for collective in data_parallel(setup, stage)]
     sending = sum(cost.seconds for cost in costs if not isinstance(cost, NoCost))
     elements = sum(one.elements // (one.ranks if setup.zero else 1) for one in buffers_of(setup, stage))
-    updating = updates(setup, elements, 1, rates_of(setup, gpu))
+    updating = updates(setup, [flat(elements)], setup.compute_dtype, rates_of(setup, gpu))
     return EXACT * (sending + (0.0 if isinstance(updating, Unknown) else sum(item.seconds for item in updating)))

@@ -42,7 +42,21 @@ _PACKAGES: Final = {
     "kernels": {"fused": "Liger-Kernel"},
     "quantize": {"nf4": "bitsandbytes"},
     "cross_entropy": {"fused": "Liger-Kernel", "chunked": "torch's linear_cross_entropy", "flash": "flash-attn"},
-    "optimizer": {"adamw-8bit": "bitsandbytes", "lion": "lion-pytorch"},
+    "optimizer": {"lion": "lion-pytorch", "apollo-adamw": "apollo-torch"}
+    | dict.fromkeys(
+        (
+            "adamw-8bit",
+            "adam-8bit",
+            "lion-8bit",
+            "paged-adamw",
+            "paged-adamw-8bit",
+            "paged-adam",
+            "paged-adam-8bit",
+            "paged-lion",
+            "paged-lion-8bit",
+        ),
+        "bitsandbytes",
+    ),
 }
 """The package that an option's value needs besides torch and transformers. Megatron's kernels need none of these."""
 

@@ -24,6 +24,7 @@ def notes(report: Report) -> list[str]:
         *input_notes(report),
         *_of_one_gpu(report),
         *_of_states(report),
+        *_of_paged_states(report),
         *_of_adapters(report),
         *_of_task(report),
         *_of_dora(report),
@@ -52,6 +53,19 @@ def _of_states(report: Report) -> list[str]:
     return [
         f"DeepSpeed's ZeRO {report.setup.zero} keeps a flat fp32 copy of its partition of the weights ({held}, among the "
         "optimizer states), although the weights are fp32; stage 0 keeps none"
+    ]
+
+
+def _of_paged_states(report: Report) -> list[str]:
+    """Return a note on where paged states are counted."""
+    if not report.setup.optimizer.startswith("paged-"):
+        return []
+    from memcalc.optimizers.bitsandbytes import PAGED
+
+    paged = sum(item.nbytes for item in report.items if item.life == PAGED)
+    return [
+        f"paged states: {show_bytes(paged)} of the optimizer states are managed memory, which torch's counters do not see; they "
+        "are counted as on the GPU, where each step brings them; what it has no room for stays on the host, a slower step"
     ]
 
 

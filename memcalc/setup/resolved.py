@@ -19,6 +19,7 @@ from memcalc.setup.methods import (
     sync_each_micro_batch_of,
 )
 from memcalc.setup.offload_checks import check_offload
+from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -189,12 +190,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         check_fsdp2(options, model)
     if engine == "ddp":
         check_ddp(model)
-    if engine == "deepspeed" and options.optimizer == "muon":
-        refuse(
-            "optimizer",
-            "muon",
-            "needs whole matrices, and deepspeed's partitions are flat; " + NOT_YET + "another one",
-        )
+    if engine == "deepspeed":
+        check_optimizer_of_deepspeed(options, states_only=model is None)
     return engine
 
 

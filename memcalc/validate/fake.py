@@ -40,7 +40,7 @@ from memcalc.validate.host import Places
 from memcalc.validate.left import Left
 from memcalc.validate.live import Live, resizing, whole_shapes_uncounted
 from memcalc.validate.meter import Meter
-from memcalc.validate.optimizers import on_the_cpu
+from memcalc.validate.optimizers import on_the_cpu, one_seed
 from memcalc.validate.pipeline import pipeline
 from memcalc.validate.preference import is_preference, preference_job, triton_of_a_gpu
 from memcalc.validate.quantized import four_bit_products_of_cuda
@@ -101,7 +101,7 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
         masks = not_traced(padded=setup.padded, encoder_decoder=report.model.support.decodes_encoded)
         for context in (
             masks if not setup.shares_sequences else not_initialized(), cuda_kernels(fused_kernels(setup.gpu)),
-            gpu_dropout(), collected_by_hand(), resizing(live), whole_shapes_uncounted(), quiet(),
+            gpu_dropout(), collected_by_hand(), one_seed(setup), resizing(live), whole_shapes_uncounted(), quiet(),
         ):  # fmt: skip
             stack.enter_context(context)
         stack.enter_context(liger.patched(setup, report.model.model_type))

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,20 @@ from memcalc.tracing.modules import stacks
 if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
-PACKAGES = {"lion": "lion_pytorch", "adamw-8bit": "bitsandbytes"}
-"""The packages of optimizers that are not torch's."""
+PACKAGES = {"lion": "lion_pytorch", "apollo-adamw": "apollo_torch"}
+"""The packages of optimizers that are not torch's or bitsandbytes'."""
+BITSANDBYTES = {
+    "adamw-8bit": "AdamW8bit",
+    "adam-8bit": "Adam8bit",
+    "lion-8bit": "Lion8bit",
+    "paged-adamw": "PagedAdamW32bit",
+    "paged-adamw-8bit": "PagedAdamW8bit",
+    "paged-adam": "PagedAdam32bit",
+    "paged-adam-8bit": "PagedAdam8bit",
+    "paged-lion": "PagedLion32bit",
+    "paged-lion-8bit": "PagedLion8bit",
+}
+"""The classes of bitsandbytes. For parameters on the CPU it pages nothing."""
 
 
 def make(setup: Setup, groups: Sequence[Sequence[Any]], matrices: Sequence[Any] = ()) -> Any:
@@ -38,9 +51,12 @@ def make(setup: Setup, groups: Sequence[Sequence[Any]], matrices: Sequence[Any] 
         "sgd-momentum": lambda: torch.optim.SGD(given, lr=1e-3, momentum=0.9, **flags),
         "adafactor": lambda: torch.optim.Adafactor(given, **foreach),
         "lion": lambda: _package(setup).Lion(given),
-        "adamw-8bit": lambda: _eight_bit(setup, given),
         "muon": lambda: _muon([p for group in groups for p in group], matrices, flags),
     }
+    if setup.optimizer in BITSANDBYTES:
+        return _of_bitsandbytes(setup, given)
+    if setup.optimizer == "apollo-adamw":
+        return apollo(_package(setup), [p for group in groups for p in group], matrices)
     return makers[setup.optimizer]()
 
 
@@ -55,15 +71,18 @@ def by_mesh(parameters: Iterable[Any]) -> list[list[Any]]:
 
 def _package(setup: Setup) -> Any:
     try:
-        return import_module(PACKAGES[setup.optimizer])
+        return import_module(PACKAGES.get(setup.optimizer, "bitsandbytes"))
     except Exception as error:  # a package with compiled parts can fail in any way
         why = f"needs pip install 'memcalc-llm[optimizers]' to be run ({one_line(error)})"
         raise InputError(f"--optimizer {setup.optimizer}: {why}") from None
 
 
-def _eight_bit(setup: Setup, given: Any) -> Any:
+def _of_bitsandbytes(setup: Setup, given: Any) -> Any:
     with unset_fake_temporarily():  # it computes the values of its codes
-        return _package(setup).optim.AdamW8bit(given)
+        made = getattr(_package(setup).optim, BITSANDBYTES[setup.optimizer])(given)
+    if "lion" in setup.optimizer:
+        made.name2qmap.pop("udynamic", None)  # the table that it does not read stays on the CPU
+    return made
 
 
 class Both:
@@ -91,6 +110,37 @@ def _muon(parameters: Sequence[Any], matrices: Sequence[Any], flags: dict[str, A
     taken, rest = ([p for p in parameters if (id(p) in chosen) is kind] for kind in (True, False))
     optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(taken)] if taken else []
     return Both([*optimizers, torch.optim.AdamW(rest, **flags)] if rest else optimizers)
+
+
+def apollo(package: Any, parameters: Sequence[Any], matrices: Sequence[Any], every: int = 1) -> Any:
+    """Return transformers' APOLLO over these matrices, which draws new projections `every` so many steps. In a run that is
+    measured every step draws them, as the 200th of the default does."""
+    chosen = set(map(id, matrices))
+    taken, rest = ([p for p in parameters if (id(p) in chosen) is kind] for kind in (True, False))
+    how = {
+        "rank": 128,
+        "proj": "random",
+        "scale_type": "channel",
+        "update_proj_gap": every,
+        "scale": 1.0,
+        "proj_type": "std",
+    }
+    return package.APOLLOAdamW([{"params": rest}, {"params": taken, **how}])
+
+
+@contextlib.contextmanager
+def one_seed(setup: Setup) -> Iterator[None]:
+    """Let APOLLO draw every projection from the same seed within a block: under fake tensors the next seed is no number."""
+    if setup.optimizer != "apollo-adamw":
+        yield
+        return
+    _package(setup)
+    projector: Any = import_module("apollo_torch.random_projector")
+    original, projector.next_seed = projector.next_seed, lambda seed: seed
+    try:
+        yield
+    finally:
+        projector.next_seed = original
 
 
 def matrices_of(module: Module) -> list[Parameter]:
@@ -134,7 +184,9 @@ class MasterWeights:
 def make_optimizer(setup: Setup, module: Module) -> Any:
     """Return the optimizer over the module's weights, or over fp32 copies of them."""
     parameters = [p for p in module.parameters() if p.requires_grad]
-    matrices = [p for p in matrices_of(module) if p.requires_grad] if setup.optimizer == "muon" else []
+    matrices = (
+        [p for p in matrices_of(module) if p.requires_grad] if setup.optimizer in ("muon", "apollo-adamw") else []
+    )
     if setup.has_master_weights:
         return MasterWeights(parameters, matrices, setup)
     return make(setup, [parameters], matrices)

@@ -53,7 +53,7 @@ class Job(NamedTuple):
 
     def states(self) -> list[Any]:
         """Return the optimizer's states, fp32 copies of weights included."""
-        kept = [s for state in self.optimizer.state.values() for s in state.values()]
+        kept = [getattr(s, "ortho_matrix", s) for state in self.optimizer.state.values() for s in state.values()]
         return [s for s in (*kept, *getattr(self.optimizer, "copies", ())) if isinstance(s, torch.Tensor)]
 
 

@@ -215,6 +215,8 @@ def test_one_gpu_has_nothing_to_shard(config: dict[str, Any], options: dict[str,
 @given(config=MODELS, options=SHARDABLE, more=st.sampled_from((2, 3, 8)))
 def test_more_gpus_never_raise_the_model_states(config: dict[str, Any], options: dict[str, Any], more: int) -> None:
     options = {**options, "engine": "deepspeed", "global_batch_size": None, "gpus": max(options["gpus"], 2)}
+    if options["optimizer"] == "adamw-8bit":
+        options["zero"] = max(options["zero"], 1)  # stage 0 is refused
     few = memcalc.estimate(config, **options)
     many = memcalc.estimate(config, **{**options, "gpus": options["gpus"] * more})
     assert states(many) <= states(few)

@@ -189,8 +189,10 @@ def test_mfu_is_that_of_the_estimated_step() -> None:
 
 
 def test_mfu_is_not_told_where_the_time_is_not_known() -> None:
-    *_, section = sections_of(TOPICS["mfu"], "llama-7b", None, {"optimizer": "adafactor"}, "en")
-    assert "adafactor's step is not modelled" in section.text[-1]
+    *_, section = sections_of(
+        TOPICS["mfu"], "llama-7b", None, {"optimizer": "muon", "precision": "fp16", "gpu": "t4"}, "en"
+    )
+    assert "no known rate for bf16" in section.text[-1]
     assert not [step for step in section.steps if "memcalc" in step.what]
 
 

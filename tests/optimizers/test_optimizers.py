@@ -26,6 +26,8 @@ from memcalc.core.dtypes import DType, bf16, fp32, uint8
 from memcalc.core.tensor import Memory
 from memcalc.errors import InputError
 from memcalc.optimizers import OPTIMIZERS, Parameter, State, load_optimizer
+from memcalc.optimizers.bitsandbytes import PAGED
+from memcalc.validate.optimizers import BITSANDBYTES, apollo
 
 DTYPES = {fp32: torch.float32, bf16: torch.bfloat16, uint8: torch.uint8}
 PAPER_DTYPES = {real: paper for paper, real in DTYPES.items()}
@@ -122,8 +124,11 @@ def build(name: str, implementation: str, tensors: Sequence[torch.nn.Parameter],
         "sgd-momentum": lambda: torch.optim.SGD(tensors, momentum=0.9, **flags),
         "adafactor": lambda: torch.optim.Adafactor(tensors, **foreach),
         "lion": lambda: lion(tensors),
-        "adamw-8bit": lambda: adamw_8bit(tensors),
     }
+    if name in BITSANDBYTES:
+        return of_bitsandbytes(name, tensors)
+    if name == "apollo-adamw":
+        return of_apollo(tensors, matrices)
     return make[name]()
 
 
@@ -133,10 +138,18 @@ def lion(tensors: Sequence[torch.nn.Parameter]) -> Any:
     return Lion(tensors)
 
 
-def adamw_8bit(tensors: Sequence[torch.nn.Parameter]) -> Any:
+def of_apollo(tensors: Sequence[torch.nn.Parameter], matrices: Sequence[bool], every: int = 1) -> Any:
+    """It draws projections in each step, as the 200th step of the default does."""
+    import apollo_torch
+
+    chosen = [t for t, is_matrix in zip(tensors, matrices, strict=True) if is_matrix]
+    return apollo(apollo_torch, tensors, chosen, every)
+
+
+def of_bitsandbytes(name: str, tensors: Sequence[torch.nn.Parameter]) -> Any:
     import bitsandbytes
 
-    return bitsandbytes.optim.AdamW8bit(tensors)
+    return getattr(bitsandbytes.optim, BITSANDBYTES[name])(tensors)
 
 
 def measure(
@@ -168,11 +181,66 @@ def measure(
     seen: set[int] = set()
     states: Counter[Kept] = Counter()
     for tensor in tensors:
-        for key, value in optimizer.state[tensor].items() if tensor in optimizer.state else ():
+        for key, value in held(optimizer.state[tensor]) if tensor in optimizer.state else ():
             if isinstance(value, torch.Tensor) and value.device.type == device and id(value) not in seen:
                 seen.add(id(value))
                 states[Kept(key, tuple(value.shape), PAPER_DTYPES[value.dtype].name)] += 1
     return Measured(states, state_bytes, peak)
+
+
+def held(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Name and value of what is kept for a parameter, within a projector too."""
+    for key, value in state.items():
+        inside = getattr(value, "ortho_matrix", None)
+        yield (key, value) if inside is None else ("ortho_matrix", inside)
+
+
+def without_seeds(patch: pytest.MonkeyPatch) -> None:
+    """A generator cannot be made for a fake GPU, and a fake number is no seed."""
+    from apollo_torch import random_projector
+
+    def stable_randn(sizes: Any, seed: int, device: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(sizes, device=device, dtype=dtype)
+
+    patch.setattr(random_projector, "stable_randn", stable_randn)
+    patch.setattr(random_projector, "next_seed", lambda seed: seed)
+
+
+def without_pages(patch: pytest.MonkeyPatch) -> None:
+    """Managed memory is a tensor like others, which no driver moves."""
+    from bitsandbytes import functional
+
+    def get_paged(*sizes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        made = torch.empty(sizes, dtype=dtype, device=device)
+        made.is_paged = True  # type: ignore[attr-defined]
+        return made
+
+    for name, stand_in in (("get_paged", get_paged), ("fill", lambda *_: None), ("prefetch_tensor", lambda *_: None)):
+        patch.setattr(functional, name, stand_in)
+
+
+@on_record
+def paged(name: str, parameters: Sequence[Parameter], dtype: DType) -> list[tuple[str, list[int], str]]:
+    """Name, shape and dtype of the states that bitsandbytes asks managed memory for."""
+    asked: list[tuple[str, list[int], str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        without_pages(patch)
+        patch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            tensors = [
+                torch.nn.Parameter(torch.ones([d.size for d in p.shape], dtype=DTYPES[dtype], device="cuda"))
+                for p in tensors_of(parameters)
+            ]
+            for tensor in tensors:
+                tensor.grad = torch.ones_like(tensor)
+        optimizer = of_bitsandbytes(name, tensors)
+        with fake:
+            optimizer.step()
+        for tensor in tensors:
+            for key, value in optimizer.state[tensor].items():
+                if getattr(value, "is_paged", False):
+                    asked.append((key, list(value.shape), PAPER_DTYPES[value.dtype].name))
+    return asked
 
 
 @on_record
@@ -180,6 +248,10 @@ def real(name: str, implementation: str, parameters: Sequence[Parameter], dtype:
     """The real optimizer on the fake GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)  # bitsandbytes waits for its kernels
+        if name in BITSANDBYTES:
+            without_pages(patch)
+        if name == "apollo-adamw":
+            without_seeds(patch)
         return measure(name, implementation, parameters, dtype, CudaBytes(), "cuda")
 
 
@@ -230,12 +302,15 @@ def test_states_and_peak_are_the_real_ones(name: str, implementation: str, dtype
 
 
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
-@pytest.mark.parametrize(("name", "implementation"), [pair for pair in ALL if pair[0] != "adamw-8bit"])
+@pytest.mark.parametrize(
+    ("name", "implementation"), [pair for pair in ALL if pair[0] not in (*BITSANDBYTES, "apollo-adamw")]
+)
 def test_real_tensors(name: str, implementation: str, dtype: DType) -> None:
     """The same over real tensors on the CPU, where all step counters are seen: 4 bytes a tensor.
 
     The 1.0 that foreach adds to them, 4 bytes too, is gone before anything larger is allocated. bitsandbytes is left
-    out: its kernel for the CPU is another one, which does allocate.
+    out: its kernel for the CPU is another one, which does allocate. APOLLO too: random numbers decide whether its limiter
+    is a tensor or a number.
     """
     parameters = LAYOUTS["decoder"]
     expected = on_the_cpu(name, implementation, parameters, dtype)
@@ -244,6 +319,25 @@ def test_real_tensors(name: str, implementation: str, dtype: DType) -> None:
     assert {kept.name for kept in expected.states - paper.states} <= {"step"}
     assert expected.state_bytes == paper.state_bytes + 4 * counters
     assert max(expected.peak, 4) == max(paper.peak, 4)
+
+
+PAGED_LAYOUT = [
+    parameter("small", 60),
+    parameter("w", 300, 333, count=2),
+    parameter("least", 250, 400),
+    parameter("last", 99_999),
+]
+"""99900, 100000 and 99999 elements: one of them is paged."""
+
+
+@pytest.mark.parametrize("name", BITSANDBYTES)
+def test_what_is_paged(name: str) -> None:
+    states = load_optimizer(name).states(PAGED_LAYOUT, bf16, "fused")
+    ours = [
+        (s.name, [d.size for d in s.shape], s.dtype.name) for s in states if s.life == PAGED for _ in range(s.count)
+    ]
+    assert ours == paged(name, PAGED_LAYOUT, bf16)
+    assert bool(ours) is name.startswith("paged-")
 
 
 def test_bitsandbytes_really_keeps_these_states() -> None:
@@ -309,12 +403,12 @@ def test_states_grow_with_the_parameter(name: str, implementation: str, sizes: l
     grown = list(sizes)
     grown[data.draw(st.integers(0, len(sizes) - 1))] += data.draw(st.integers(1, 100))
     small, large = (parameter("p", *s, matrix=len(s) == 2) for s in (sizes, grown))
-    if name == "adamw-8bit" and numel(small.shape)[0] < 4096 <= numel(large.shape)[0]:
+    if name.endswith("-8bit") and numel(small.shape)[0] < 4096 <= numel(large.shape)[0]:
         return
     optimizer = load_optimizer(name)
     before = nbytes(optimizer.states([small], bf16, implementation))
     after = nbytes(optimizer.states([large], bf16, implementation))
-    assert before <= after if name in ("sgd", "adamw-8bit", "adafactor") else before < after
+    assert before <= after if name in ("sgd", "adafactor") or name.endswith("-8bit") else before < after
 
 
 def test_a_wider_gradient_widens_what_is_made_from_it() -> None:

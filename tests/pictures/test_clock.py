@@ -25,9 +25,7 @@ def test_the_step_lasts_as_long_as_its_kernels(name: str, monkeypatch: pytest.Mo
     assert len(clock.at) == timeline.events + 1
     assert all(after >= before for before, after in zip(clock.at, clock.at[1:], strict=False))
     time = report.time
-    if not isinstance(time, StepTime):
-        assert report.setup.optimizer == "adafactor"
-        return
+    assert isinstance(time, StepTime)
     multiplying = sum(item.seconds for item in time.items if item.part in ("forward", "backward", "recomputation"))
     updating = sum(item.seconds for item in time.items if item.part == "optimizer")
     step = timeline.spans[-1]
@@ -39,7 +37,8 @@ def test_the_step_lasts_as_long_as_its_kernels(name: str, monkeypatch: pytest.Mo
 
 
 def test_an_optimizer_whose_time_is_not_known_leaves_the_rest() -> None:
-    report = memcalc.estimate(dict(LLAMA), gpu=H100, optimizer="adafactor")
+    """Muon multiplies in bf16, for which a T4 has no known rate."""
+    report = memcalc.estimate(dict(LLAMA), gpu="t4", optimizer="muon", precision="fp16")
     timeline = timeline_of(report)
     clock = clock_of(timeline, report)
     assert clock.is_time

@@ -223,7 +223,7 @@ def state_rows(setup: Setup, parameters: Sequence[Parameter], dtype: DType) -> l
     """Return the optimizer's state tensors on the GPU."""
     optimizer = load_optimizer(setup.optimizer)
     return [
-        Row("optimizer_states", f"{s.parameter.name}: {s.name}", s.shape, s.dtype, s.count, source=s.source)
+        Row("optimizer_states", f"{s.parameter.name}: {s.name}", s.shape, s.dtype, s.count, s.life, source=s.source)
         for s in optimizer.states(parameters, dtype, setup.optimizer_implementation)
     ]
 

@@ -55,9 +55,12 @@ def _step(optimizer: str, implementation: str, elements: int) -> _Step:
 
 
 def states_come(script: Script, setup: Setup, of: Hashable, elements: int) -> None:
-    """Allocate the states of the partition `of` with `elements` elements."""
+    """Allocate the states of the partition `of` with `elements` elements; those that partitions share with the first."""
+    shared = load_optimizer(setup.optimizer).shared
     for state, nbytes in _step(setup.optimizer, setup.optimizer_implementation, elements).states:
-        script.comes((state, of), nbytes)
+        block = (state, None if state in shared else of)
+        if state not in shared or all(event.block != block for event in script.events):
+            script.comes(block, nbytes)
 
 
 def steps(script: Script, setup: Setup, elements: int) -> None:
