@@ -33,8 +33,6 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
         ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed"),
         ({"gpus": 8, "tp": 4, "pp": 2}, r"allowed: .* deepspeed; with --tp 4 --pp 2: --engine fsdp2 --zero 3$"),
         ({"gpus": 8, "engine": "megatron"}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed$"),
-        ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
-        ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
         ({"precision": "bf17"}, "--precision bf17"),
     ],
 )
