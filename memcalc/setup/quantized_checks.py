@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name, compute_dtype_name
-from memcalc.quantized.targets import NOT_MODELLED
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -47,6 +46,8 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
     if options.prepare_kbit_training and options.adapter_dtype not in (None, "fp32"):
         why = "over a base that --prepare-kbit-training has cast to fp32"
         refuse("adapter_dtype", options.adapter_dtype, f"{why} {NOT_YET}fp32")
+    from memcalc.quantized.targets import NOT_MODELLED  # quantised bases are rare
+
     if model is not None and (model.program.source or model.model_type in NOT_MODELLED):
         how = "which is traced," if model.program.source else "not all of whose linear layers are called,"
         refuse("quantize", kind, f"for a {model.model_type}, {how} {NOT_YET}none")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.tasks import PREFERENCE
-from memcalc.tasks.program import takes_head
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -64,6 +63,8 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
 
 def _check_head(options: Options, model: Model) -> None:
     """Raise InputError for a model whose last hidden states TRL's head is not checked with."""
+    from memcalc.tasks.program import takes_head  # a task is rare
+
     whole = model.whole
     if not takes_head(whole.program) or whole.model_type in _DIFFER:
         refuse("task", options.task, f"for a {model.model_type} {NOT_YET}pretrain, or a decoder without routed experts")

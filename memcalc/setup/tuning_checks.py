@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name
-from memcalc.tuning.tuned import tuning_of
+from memcalc.tuning.chosen import tuning_of
 
 if TYPE_CHECKING:
     from memcalc.families.base.program import Program

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from memcalc.inputs.model import Model
 from memcalc.tasks import PREFERENCE
-from memcalc.tuning.tuned import Chosen, tuned
+from memcalc.tuning.chosen import Chosen
+from memcalc.tuning.tuned import tuned
 
 if TYPE_CHECKING:
     from memcalc.tasks.task import Task

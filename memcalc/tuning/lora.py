@@ -7,7 +7,7 @@ its input. The layer's own output is cast back behind the sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.module import LinearCall, Module
+    from memcalc.tuning.chosen import Lora
 
 COMPONENT: Final = "adapters"
 COPIES: Final = "modules to save"
@@ -31,22 +32,6 @@ DROPOUT: Final = "lora_dropout.default"
 
 Place = tuple[str, int | None]
 """A module: its path with `*` for the number of its layer, and that number."""
-
-
-class Lora(NamedTuple):
-    """The options of an adapter."""
-
-    rank: int
-    targets: str
-    dropout: float
-    bias: str
-    """The biases that train: none, all, lora_only."""
-    dtype: str
-    """The dtype of the adapters over a 16-bit base; fp32 is peft's own (`autocast_adapter_dtype`)."""
-    saved: str | None
-    """The modules that train in whole (`modules_to_save`), as given."""
-    dora: bool
-    """True for adapters with a magnitude of their own (`memcalc.tuning.dora`)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,26 @@
+"""The holdings of a rank whose optimizer the host keeps. The modules are imported on demand: offload is rare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.core.rows import Row
+    from memcalc.engines.base.holdings import Holdings
+    from memcalc.engines.deepspeed.zero3_step import ZeRO3
+    from memcalc.inputs.model import Model
+    from memcalc.setup.setup import Setup
+
+
+def stages_1_2(model: Model, setup: Setup) -> Holdings:
+    """Return what a rank holds in stages 1 and 2."""
+    from memcalc.engines.deepspeed.offloaded_1_2 import holdings
+
+    return holdings(model, setup)
+
+
+def stage_3(model: Model, setup: Setup, held: Holdings, kept: list[Row], over: ZeRO3) -> Holdings:
+    """Return what a rank holds in stage 3. `held` are the hooks of stage 3 without offload."""
+    from memcalc.engines.deepspeed.offloaded_3 import on_gpu
+
+    return on_gpu(model, setup, held, kept, over)

@@ -1,0 +1,62 @@
+"""Models with adapters, quantised bases or frozen parts."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from memcalc.inputs.model import Model
+from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.quantized.four_bit import FourBit
+from memcalc.quantized.program import with_quantized_weights
+from memcalc.quantized.targets import quantized_places
+from memcalc.tuning.adapted import with_adapters
+from memcalc.tuning.dora import DoraAdapters
+from memcalc.tuning.lora import LoraAdapters
+from memcalc.tuning.parts import ALLOWED, frozen_by
+from memcalc.tuning.saved import saved_by, without_saved
+from memcalc.tuning.targets import adapted_by
+
+if TYPE_CHECKING:
+    from memcalc.families.base.program import Program
+    from memcalc.tuning.chosen import Tuning
+
+
+def made(model: Model, tuning: Tuning) -> Model:
+    """Return the model that trains as chosen. Raises InputError for a part or a layer that the model does not have, and if
+    nothing is left to train."""
+    program = _adapted(model, tuning) if tuning.lora is not None else _frozen(model.program, tuning.freeze or "")
+    own = Model(model.name, model.model_type, program, model.fields, model.notes)
+    own.tuning, own.whole = tuning, model
+    if not own.trainable_parameters:
+        refuse("freeze", tuning.freeze, f"leaves nothing to train; allowed: fewer of {ALLOWED}")
+    return own
+
+
+def _adapted(model: Model, tuning: Tuning) -> Program:
+    lora, program = tuning.lora, model.program
+    assert lora is not None
+    if program.source:
+        refuse("lora_rank", lora.rank, f"for a {model.model_type}, which is traced, {NOT_YET}0")
+    kind = DoraAdapters if lora.dora else LoraAdapters
+    calls = without_saved(adapted_by(model, lora.targets, lora.rank), lora.saved)
+    if not calls:
+        refuse("modules_to_save", lora.saved, "leaves no linear layer to have an adapter; allowed: fewer modules")
+    adapters = kind(lora, calls, saved_by(model, lora.saved, calls))
+    if tuning.quantization is not None:
+        packing = FourBit(*tuning.quantization)
+        program = with_quantized_weights(program, packing, quantized_places(program, model.model_type))
+    return with_adapters(program, adapters)
+
+
+def _frozen(program: Program, text: str) -> Program:
+    """Return a copy of the program in which the parts that `text` names want no gradient."""
+    held: dict[int | None, set[str]] = {}
+    places = frozen_by(text, program)
+    for i, weight in enumerate(program.weights()):
+        if i in places:
+            held.setdefault(weight.layer, set()).add(weight.name)
+    own: Any = copy.copy(program)
+    own.__dict__.pop("idle", None)  # the cached count of the whole program
+    own.held = {layer: frozenset(names) for layer, names in held.items()}
+    return own
