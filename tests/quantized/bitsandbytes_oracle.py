@@ -16,6 +16,7 @@ from memcalc.tracing.modules import configuration, on_meta, quiet
 @on_record
 def replaced(fields: dict[str, Any]) -> list[str]:
     """The names of the modules that are quantised, by transformers' own rule (quantizer_bnb_4bit.py)."""
+    import bitsandbytes  # noqa: F401  (transformers' own code uses it)
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import HfQuantizer
 
