@@ -11,9 +11,9 @@ from memcalc.families.base.program import Program
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.module import Weight
     from memcalc.quantized.four_bit import FourBit
-    from memcalc.tuning.lora import Place
 
 
 class _Quantized(Program):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memcalc.tuning.linear_modules import linear_modules
+from memcalc.families.base.linear_modules import linear_modules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.program import Program
-    from memcalc.tuning.lora import Place
 
 _STAY: Final[Mapping[str, tuple[str, ...]]] = {
     "t5": ("wo",),

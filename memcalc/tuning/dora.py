@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from memcalc.core.dims import Dim
     from memcalc.core.dtypes import DType
+    from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.module import Module
-    from memcalc.tuning.lora import Place
 
 MAGNITUDE: Final = "lora_magnitude_vector.default"
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.module import LinearCall, Module
     from memcalc.tuning.chosen import Lora
 
@@ -29,9 +30,6 @@ ORIGINALS: Final = "originals of modules to save"
 DOWN: Final = "lora_A.default"
 UP: Final = "lora_B.default"
 DROPOUT: Final = "lora_dropout.default"
-
-Place = tuple[str, int | None]
-"""A module: its path with `*` for the number of its layer, and that number."""
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.families.base.linear_modules import linear_modules
 from memcalc.inputs.options import NOT_YET, refuse
-from memcalc.tuning.linear_modules import linear_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.module import LinearCall, Weight
     from memcalc.families.base.program import Program
     from memcalc.inputs.model import Model
-    from memcalc.tuning.lora import Place
 
 _OPTION: Final = "modules_to_save"
 

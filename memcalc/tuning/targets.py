@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.families.base.linear_modules import linear_modules
 from memcalc.families.base.module import looks_tokens_up
 from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.tuning.default_targets import FUSED, NOT_ALL, TARGETS, WITHOUT
-from memcalc.tuning.linear_modules import linear_modules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.module import LinearCall
     from memcalc.inputs.model import Model
-    from memcalc.tuning.lora import Place
 
 ALL_LINEAR: Final = "all-linear"
 DEFAULT: Final = "default"

@@ -12,7 +12,7 @@ from validate.test_fake import LLAMA, same
 
 import memcalc
 from memcalc.families import FAMILIES
-from memcalc.tuning.linear_modules import linear_modules
+from memcalc.families.base.linear_modules import linear_modules
 from memcalc.tuning.parts import full_name
 
 DEEP = LLAMA | {"num_hidden_layers": 12}

@@ -11,7 +11,9 @@ from memcalc.families.base.module import LinearCall, Run, after_forward
 
 if TYPE_CHECKING:
     from memcalc.families.base.program import Program
-    from memcalc.tuning.lora import Place
+
+Place = tuple[str, int | None]
+"""A module: its path with `*` for the number of its layer, and that number."""
 
 
 def linear_modules(program: Program) -> dict[Place, LinearCall]:
