@@ -18,6 +18,8 @@ PACKAGES = {
     "apollo-torch": "optimizers",
 }  # fmt: skip
 """What records are made with -> the extra that has it."""
+BESIDE = ("liger-kernel", "flash-attn")
+"""Those that are not installed with the others: TRL would look for Liger-Kernel's Triton, and flash-attn is built with CUDA."""
 IMPORTED = {name.split("-")[0] if name == "megatron-core" else name.replace("-", "_"): name for name in PACKAGES}
 """The name that a package is imported by -> its own."""
 LARGE = 2**20

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from record_codec import call_of, dumped, reader, written
-from record_files import FOLDER, missing_package, other_versions, read_book, skip_for
+from record_files import BESIDE, FOLDER, missing_package, other_versions, read_book, skip_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +64,8 @@ class Records:
         try:
             value = self._live(run)
         except Exception as error:
-            if self.mode is not Mode.SAMPLE or (package := missing_package(error)) is None:
+            package = missing_package(error)
+            if package is None or (self.mode is not Mode.SAMPLE and (known is None or package not in BESIDE)):
                 raise
             if known is None:
                 skip_for(package, error)
