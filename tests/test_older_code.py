@@ -49,8 +49,8 @@ def test_adapters_with_the_loss_of_transformers_4_48(run: OlderRun) -> None:
 @pytest.mark.parametrize("run", QLORA_RUNS, ids=lambda run: run.name)
 def test_a_base_in_nf4_with_the_loss_of_transformers_4_48(run: OlderRun) -> None:
     """Within 0.2 % of what the GPU had allocated; today's loss makes one copy of the logits less."""
-    events = mistral_in_nf4_of_4_48(run.options["micro_batch_size"], run.options["seq_len"])
-    allocated = played(events, CUBLAS_WORKSPACE).most_allocated / GIB
+    how = run.options["micro_batch_size"], run.options["seq_len"], CUBLAS_WORKSPACE
+    allocated = mistral_in_nf4_of_4_48(*how) / GIB
     assert round(allocated, 2) == run.replayed
     assert abs(run.replayed / run.published - 1) < 0.002
     assert 0.91 < run.estimated / GIB / run.published < 0.94

@@ -113,7 +113,7 @@ def build(setup: Setup, of: Model, fields: dict[str, Any]) -> Module:
         if quantization is not None:
             model = quantize(model, setup)
         model = tune(model, setup, of.program)
-        if setup.cross_entropy == "chunked":
+        if setup.cross_entropy == "chunked" and setup.task == "pretrain":  # a task has TRL's own head
             with_chunked_loss(model)
         elif setup.cross_entropy == "flash":
             with_flash_loss(model)
