@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.hardware.cost import step_time
 from memcalc.pipelining.idle import idle_share
+from memcalc.registry import OPTIMIZERS
 from memcalc.units import MIB, show_bytes, show_flops, show_seconds
 
 if TYPE_CHECKING:
@@ -43,20 +44,7 @@ _PACKAGES: Final = {
     "quantize": {"nf4": "bitsandbytes"},
     "cross_entropy": {"fused": "Liger-Kernel", "chunked": "torch's linear_cross_entropy", "flash": "flash-attn"},
     "optimizer": {"lion": "lion-pytorch", "apollo-adamw": "apollo-torch"}
-    | dict.fromkeys(
-        (
-            "adamw-8bit",
-            "adam-8bit",
-            "lion-8bit",
-            "paged-adamw",
-            "paged-adamw-8bit",
-            "paged-adam",
-            "paged-adam-8bit",
-            "paged-lion",
-            "paged-lion-8bit",
-        ),
-        "bitsandbytes",
-    ),
+    | {name: "bitsandbytes" for name in OPTIMIZERS if name.endswith("-8bit") or name.startswith("paged-")},
 }
 """The package that an option's value needs besides torch and transformers. Megatron's kernels need none of these."""
 
