@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dims import ONE_DIM, Dim, numel
 from memcalc.core.dtypes import fp32, uint8
 from memcalc.core.ops.elementwise import cast, record
-from memcalc.core.ops.matmul import linear, matmul, mm
+from memcalc.core.ops.matmul import linear, matmul, mm, times
 from memcalc.core.ops.shape import reshape
 from memcalc.core.tensor import Streamed, new_tensor
 from memcalc.families.base.replacing import Stored
@@ -114,7 +114,5 @@ def _times(a: Tensor, b: Tensor, name: str) -> Tensor:
     if len(a.shape) == 2:
         return mm(a, b, name=name)
     if all(a.strides[i] == a.strides[i + 1] * a.shape[i + 1].size for i in range(len(a.shape) - 2)):
-        from memcalc.core.ops.matmul import times
-
         return times(a, b, name)
     return matmul(a, reshape(b, *(ONE_DIM,) * (len(a.shape) - 2), *b.shape), name)

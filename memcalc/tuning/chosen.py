@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from memcalc.quantized.chosen import Chosen as ChosenBase
 from memcalc.quantized.chosen import Quantization, quantization_of
 
 
-class Chosen(Protocol):
+class Chosen(ChosenBase, Protocol):
     """Options or a setup: both say what trains."""
 
-    @property
-    def precision(self) -> str: ...
-    @property
-    def base_dtype(self) -> str | None: ...
-    @property
-    def quantize(self) -> str: ...
-    @property
-    def double_quant(self) -> bool: ...
-    @property
-    def quantize_compute_dtype(self) -> str | None: ...
-    @property
-    def prepare_kbit_training(self) -> bool: ...
     @property
     def freeze(self) -> str | None: ...
     @property

@@ -15,6 +15,7 @@ from memcalc.engines.deepspeed.order import (
     can_be_played,
     copies_of_a_call,
     scaled_loss,
+    weights_are_flattened,
     weights_are_moved,
 )
 from memcalc.engines.deepspeed.zero1_reduction import buckets_in_order
@@ -69,21 +70,7 @@ def _made(model: Model, setup: Setup, owned: Owned, *, roomy: bool) -> list[Even
     script, itemsize = Script(), setup.compute_dtype.itemsize
     weights_are_moved(script, model, setup.compute_dtype)
     for g, (group, part) in enumerate(zip(groups_of(model, setup.shards), owned, strict=True)):
-        elements = group.partition * group.ranks
-        padding = elements - group.starts[-1]
-        script.empties_cache()
-        if roomy:
-            if padding:
-                script.comes("padding", padding * itemsize)
-            script.comes(("flat", g), elements * itemsize)
-            script.goes(*(["padding"] if padding else []), *(("weight", i) for i in group.places))
-        else:
-            for i in group.places:
-                script.comes(("stub", i), NUMBER)
-                script.goes(("weight", i))
-            script.empties_cache()
-            script.comes(("flat", g), elements * itemsize)
-            script.goes(*(("stub", i) for i in group.places))
+        weights_are_flattened(script, g, group, setup.compute_dtype.itemsize, roomy=roomy)
         script.passes("partition, cloned", part.size * itemsize)
     script.comes("block for a gradient from the host", largest_trained(model, setup.shards) * itemsize)
     return script.events

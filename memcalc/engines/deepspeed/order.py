@@ -126,6 +126,26 @@ def weights_are_moved(script: Script, model: Model, dtype: DType) -> None:
         script.comes(("weight", i), n * dtype.itemsize)
 
 
+def weights_are_flattened(script: Script, g: int, group: Group, itemsize: int, *, roomy: bool) -> None:
+    """Allocate the flat buffer of group `g` and free its weights. `roomy`: the buffer is made beside the weights; else of
+    copies on the CPU."""
+    elements = group.partition * group.ranks
+    padding = elements - group.starts[-1]
+    script.empties_cache()
+    if roomy:
+        if padding:
+            script.comes("padding", padding * itemsize)
+        script.comes(("flat", g), elements * itemsize)
+        script.goes(*(["padding"] if padding else []), *(("weight", i) for i in group.places))
+    else:
+        for i in group.places:
+            script.comes(("stub", i), NUMBER)
+            script.goes(("weight", i))
+        script.empties_cache()
+        script.comes(("flat", g), elements * itemsize)
+        script.goes(*(("stub", i) for i in group.places))
+
+
 # --- stage 0
 
 
@@ -228,21 +248,7 @@ class _Layout:
         script, itemsize = Script(), self.dtype.itemsize
         weights_are_moved(script, self.model, self.dtype)
         for g, (group, part) in enumerate(zip(self.groups, self.partitions, strict=True)):
-            elements = group.partition * group.ranks
-            padding = elements - group.starts[-1]
-            script.empties_cache()
-            if roomy:
-                if padding:
-                    script.comes("padding", padding * itemsize)
-                script.comes(("flat", g), elements * itemsize)
-                script.goes(*(["padding"] if padding else []), *(("weight", i) for i in group.places))
-            else:
-                for i in group.places:
-                    script.comes(("stub", i), NUMBER)
-                    script.goes(("weight", i))
-                script.empties_cache()
-                script.comes(("flat", g), elements * itemsize)
-                script.goes(*(("stub", i) for i in group.places))
+            weights_are_flattened(script, g, group, itemsize, roomy=roomy)
             if self.dtype is fp32:
                 script.comes(("master", g), part.size * itemsize)
             else:
