@@ -6,8 +6,10 @@ It makes the scores of all heads and keeps them for backward: for Llama 3 or Mis
 16 bits on a V100 or T4.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (can_use_flash_attention, can_use_mem_efficient_attention,
-minimum_gemm_alignment) and sdp_utils_cpp.h (check_batch_size_and_num_heads_dense). cuDNN's kernel, which newer versions
-prefer on Hopper, saves what flash attention saves, and some bytes of its dropout's state.
+minimum_gemm_alignment, check_prefer_cudnn_attention, check_cudnn_tensor_shapes) and sdp_utils_cpp.h
+(check_batch_size_and_num_heads_dense). On Hopper and on data center Blackwell torch prefers cuDNN's kernel. It saves what flash
+attention saves, and 16 bytes of its dropout's state, so it is only told apart where values are not as wide as keys: flash
+attention does not take these, and the memory-efficient kernel lays out its output in another way.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dtypes import DType, bf16, fp16, fp32
 from memcalc.core.ops.attention import fused_attention, math_attention, scaled_dot_product_attention, takes_efficient
 from memcalc.core.ops.autocast import autocast
+from memcalc.core.ops.cudnn_attention import cudnn_attention
+from memcalc.core.ops.elementwise import recording
 from memcalc.inputs.gpu import load_gpu
 
 if TYPE_CHECKING:
@@ -26,6 +30,11 @@ if TYPE_CHECKING:
 
 _AMPERE: Final = "8.0"
 _WIDEST: Final = 256
+_CUDNN: Final = {9: 256, 10: 128}
+"""The first part of a compute capability that prefers cuDNN -> the widest head that cuDNN takes."""
+_DEEPSEEK: Final = (192, 128)
+"""The widths of keys and values that cuDNN takes on Blackwell besides."""
+_CUDNN_ROW: Final = 8
 _TENSOR_CORE_BITS: Final = 128
 _BITS: Final = {fp32: 32, fp16: 16, bf16: 16}
 
@@ -50,17 +59,27 @@ class Fused(NamedTuple):
     """The dtypes whose rows must be multiples of 16 bytes for the memory-efficient kernel."""
     narrow: bool
     """True if flash attention has no backward for heads of 193 to 224."""
+    cudnn: int = 0
+    """The widest head that cuDNN takes; 0 where it is not preferred."""
 
     def kernel(self, given: Operands) -> str:
-        """Return the kernel that takes the operands: "flash", "efficient" or "math"."""
+        """Return the kernel that takes the operands: "flash", "cudnn", "efficient" or "math"."""
         if self._takes_flash(given):
             return "flash"
+        if self._takes_cudnn(given):
+            return "cudnn"
         return "efficient" if self._takes_efficient(given) else "math"
 
     def _takes_flash(self, given: Operands) -> bool:
         if given.masked or given.dtype not in self.flash or given.head_dim != given.value_dim:
             return False
         return given.head_dim <= _WIDEST and not (self.narrow and 192 < given.head_dim <= 224)
+
+    def _takes_cudnn(self, given: Operands) -> bool:
+        widths = given.head_dim, given.value_dim
+        if given.dtype is fp32 or given.head_dim == given.value_dim or any(width % _CUDNN_ROW for width in widths):
+            return False
+        return max(widths) <= self.cudnn or (self.cudnn > 0 and widths == _DEEPSEEK)
 
     def _takes_efficient(self, given: Operands) -> bool:
         if given.dtype not in self.efficient or given.heads != given.kv_heads:
@@ -79,9 +98,8 @@ def fused_on(compute_capability: str) -> Fused | None:
     if int(major) < 8:
         return Fused((), (fp16, fp32), (fp16,), False)  # Volta and Turing; older ones are not in the list of GPUs
     generation = (int(major), int(minor))
-    return Fused(
-        (bf16, fp16), (bf16, fp16, fp32), (bf16, fp16, fp32), (8, 6) <= generation <= (8, 9) or generation >= (12, 0)
-    )
+    narrow = (8, 6) <= generation <= (8, 9) or generation >= (12, 0)
+    return Fused((bf16, fp16), (bf16, fp16, fp32), (bf16, fp16, fp32), narrow, _CUDNN.get(int(major), 0))
 
 
 def fused_kernels(gpu: str | None) -> Fused | None:
@@ -105,6 +123,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool =
     """Run scaled_dot_product_attention on a GPU. A bias that wants a gradient has one kernel on every GPU."""
     head_dim, value_dim = q.shape[3].size, v.shape[3].size
     kernel = fused.kernel(Operands(q.dtype, q.shape[1].size, k.shape[1].size, head_dim, value_dim, mask is not None))
+    if kernel == "cudnn" and not (mask is not None and recording(mask)):
+        return cudnn_attention(q, k, v, mask, causal)
     if kernel == "math":
         return math_attention(q, k, v, mask, causal)
     # With a mask, the CPU's flash kernel is used: its bytes are the same but for rows of padding

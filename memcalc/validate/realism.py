@@ -70,13 +70,16 @@ def fused_as_on_cuda(
     if kernel == "math" or (query.shape[-1] == value.shape[-1] and not biased and not efficient):
         with sdpa_kernel(SDPBackend.MATH) if kernel == "math" else contextlib.nullcontext():
             return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    assert not enable_gqa or query.shape[1] == key.shape[1]
+    assert not enable_gqa or query.shape[1] == key.shape[1] or kernel == "cudnn"
     if torch.is_autocast_enabled("cpu"):  # sdpa is on autocast's list, the kernel that it calls is not
         dtype = torch.get_autocast_dtype("cpu")
         given: Any = (attn_mask, value, key, query)
         attn_mask, value, key, query = (t if t is None or not t.is_floating_point() else t.to(dtype) for t in given)
     if attn_mask is not None and attn_mask.dtype is torch.bool:  # convert_boolean_attn_mask
         attn_mask = torch.where(attn_mask.logical_not(), float("-inf"), torch.zeros((), dtype=query.dtype))
+    if kernel == "cudnn" and not biased:
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+        return cudnn(query, key, value, attn_mask, True, dropout_p, is_causal, False, scale=scale)[0]
     if attn_mask is not None:
         attn_mask = aligned_bias(attn_mask).expand(*query.shape[:3], key.shape[2])
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention

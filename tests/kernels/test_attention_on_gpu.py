@@ -40,7 +40,16 @@ def operands(
         ("8.0", operands(fp32, width=100), "efficient"),
         ("8.0", operands(fp32, width=102), "math"),
         ("10.0", operands(fp32, kv_heads=2), "math"),
-        ("9.0", operands(bf16, width=192, values=128), "efficient"),
+        ("9.0", operands(bf16, width=192, values=128), "cudnn"),
+        ("9.0", operands(bf16, width=192, values=128, kv_heads=2), "cudnn"),
+        ("9.0", operands(bf16, width=264, values=128), "efficient"),
+        ("9.0", operands(bf16, width=100, values=64), "math"),  # rows that are no multiple of 8 elements, or of 16 bytes
+        ("9.0", operands(fp32, width=192, values=128), "efficient"),
+        ("10.0", operands(fp16, width=192, values=128), "cudnn"),  # DeepSeek's widths alone
+        ("10.0", operands(fp16, width=192, values=96), "efficient"),
+        ("10.3", operands(bf16, width=96, values=64), "cudnn"),
+        ("8.0", operands(bf16, width=192, values=128), "efficient"),
+        ("12.0", operands(bf16, width=192, values=128), "efficient"),
         ("8.9", operands(bf16, width=200), "efficient"),  # flash attention has no backward for it on Ada
         ("8.9", operands(bf16, width=200, kv_heads=1), "math"),
         ("8.9", operands(bf16, width=256, kv_heads=1), "flash"),
@@ -119,6 +128,20 @@ def test_a_family(model_type: str, precision: str, gpu: str) -> None:
 def test_one_key_for_all_heads(gpu: str, precision: str) -> None:
     """It is copied for every head, which a view would do for a product."""
     check(LLAMA | {"num_key_value_heads": 1}, gpu, precision=precision, b=2, s=24)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "op", "full"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3"])
+def test_values_that_are_not_as_wide_as_keys_on_hopper(
+    model_type: str, precision: str, recompute: str, padded: bool
+) -> None:
+    """cuDNN's output is laid out as the queries, so the output projection's input is a copy of it."""
+    case = step_cases(model_type)[0]
+    widths = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    fields = case.fields | dict.fromkeys(DROPOUTS, 0.0) | widths
+    check(fields, HOPPER, precision=precision, b=2, s=24, recompute=recompute, padded=padded)
 
 
 @pytest.mark.parametrize("gpu", [AMPERE, VOLTA])
