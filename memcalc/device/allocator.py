@@ -4,7 +4,9 @@ Source: c10/cuda/CUDACachingAllocator.cpp; sizes from c10/core/AllocatorConfig.h
 
 - A request is rounded up to 512 bytes.
 - Every stream has two pools of free blocks: one for small requests (up to 1 MiB), one for large requests.
-- A request takes the smallest free block that fits; among equal sizes, the block at the lowest address.
+- A request takes the smallest free block that fits; among equal sizes, the block at the lowest address. Here every new
+  segment lies below all earlier ones. The driver decides that, and no source says how: with falling addresses half of the
+  runs recorded on an H200 (tests/measured) reserve what is played here to 0.05 %, with rising ones a third.
 - The rest of that block is split off if it has at least 512 bytes (small pool) or more than 1 MiB (large pool).
 - If no free block fits, a segment is reserved: 2 MiB for a small request, 20 MiB for one below 10 MiB, else the request
   rounded up to 2 MiB.
@@ -88,7 +90,7 @@ class CachingAllocator:
     """
 
     __slots__ = (
-        "_pools", "_top", "allocated", "limit", "most_allocated", "most_reserved", "reserved", "retries",
+        "_lowest", "_pools", "allocated", "limit", "most_allocated", "most_reserved", "reserved", "retries",
     )  # fmt: skip
     split_from = SMALL + 1
     """`Pool.split_from` of the large pool."""
@@ -97,7 +99,7 @@ class CachingAllocator:
         self.limit = limit
         self.reserved = self.most_reserved = self.allocated = self.most_allocated = self.retries = 0
         self._pools: dict[str, tuple[Pool, Pool]] = {}
-        self._top = 0
+        self._lowest = 0
 
     def allocate(self, nbytes: int, stream: str) -> Block:
         """Return a block of at least `nbytes` bytes. Raise OutOfMemory if the limit leaves no room for a block."""
@@ -157,9 +159,8 @@ class CachingAllocator:
             if not self._has_room(wanted):
                 raise OutOfMemory(f"{wanted} bytes more than the {self.reserved} that are reserved")
         self._reserve(wanted)
-        block = Block(self._top, wanted, pool, None, None)
-        self._top += wanted
-        return block
+        self._lowest -= wanted
+        return Block(self._lowest, wanted, pool, None, None)
 
     def _give_back(self) -> int:
         """Give all segments without a block in use back to the device (release_cached_blocks). Return their bytes."""

@@ -58,6 +58,8 @@ class Log(NamedTuple):
     stays: Mapping[int, str] = {}
     """The blocks that stay allocated after backward, with the engine's names for them."""
     names: Names = Names()
+    products: Mapping[Kind, int] = {}
+    """The index in `events` of the allocation of each phase's first matrix product."""
 
 
 class Action(NamedTuple):
@@ -126,19 +128,28 @@ class Process:
         for kind, chunk, log, count in actions:
             self.observer.turn_begins(kind, chunk)
             self.have_between(count, between)
-            self.observer.workspaces_come()
-            self._hold(self.workspaces.pop(kind, ()))
             forwards = waiting.setdefault(chunk, [])
             if kind == "forward":
                 self.free(self.left.pop(chunk, ()))
                 self.backward_is_over()
-                forwards.append(self._play(log, 0, log.backward, {}))
+                forwards.append(self._turn(kind, log, 0, log.backward, {}))
                 continue
             self.backward_begins()
-            live = self._play(log, log.backward, len(log.events), forwards.pop(0))
+            live = self._turn(kind, log, log.backward, len(log.events), forwards.pop(0))
             self.take_over(log, live)
             self.free(self.left.pop(chunk, ()))
             self.left[chunk] = list(live.values())
+
+    def _turn(self, kind: Kind, log: Log, start: int, end: int, live: dict[int, Block]) -> dict[int, Block]:
+        """Play a forward or a backward. The first one of each kind allocates its thread's workspaces after the result of its
+        first product, or at its beginning if its products are not known."""
+        if kind in self.workspaces:
+            first = log.products.get(kind, start - 1) + 1
+            live = self._play(log, start, first, live)
+            self.observer.workspaces_come()
+            self._hold(self.workspaces.pop(kind))
+            start = first
+        return self._play(log, start, end, live)
 
     def backward_begins(self) -> None: ...
 
@@ -148,9 +159,11 @@ class Process:
         """Keep the gradients that a backward leaves."""
         self.gradients += [live.pop(i) for i in log.gradients if i in live]
 
-    def update(self, casts: Held, updates: Sequence[Log]) -> None:
-        """Play the optimizer's step, then free all gradients. `casts`: tensors that exist for the step only."""
+    def update(self, casts: Held, states: Held, updates: Sequence[Log]) -> None:
+        """Play the optimizer's step, then free all gradients. `casts`: tensors that exist for the step only; `states`: what the
+        step makes and keeps."""
         made = self.hold(casts)
+        self.hold(states)
         for log in updates:
             made += self._play(log, 0, len(log.events), {}).values()
         self.free((*made, *self.gradients, *chain.from_iterable(self.left.values())))

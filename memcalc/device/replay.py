@@ -17,6 +17,7 @@ from memcalc.core.tensor import Memory, StorageRow
 from memcalc.device.allocator import CachingAllocator
 from memcalc.device.observer import SILENT, Observer
 from memcalc.device.process import Action, Held, Log, Names, Process, ScriptedProcess, in_turn
+from memcalc.device.products import first_products
 from memcalc.device.shown import Workspaces
 from memcalc.engines.base.holdings import Order, Update
 from memcalc.engines.base.script import DEFAULT, Event, Scripts
@@ -77,6 +78,8 @@ def prepared(rank: Rank, setup: Setup) -> Prepared | None:
         _actions(rank, order, setup),
         moved=_held(order.moved, batch, seq),
         flat=_held(order.flat, batch, seq),
+        replaced=_held(order.replaced, batch, seq),
+        replacing=_held(order.replacing, batch, seq),
         states=_held(order.states, batch, seq),
         casts=_held(order.casts, batch, seq),
         clipping=_held(order.clipping, batch, seq),
@@ -101,6 +104,8 @@ class _Plain(NamedTuple):
     actions: list[Action]
     moved: Held
     flat: Held
+    replaced: Held
+    replacing: Held
     states: Held
     casts: Held
     clipping: Held
@@ -114,17 +119,19 @@ class _Plain(NamedTuple):
         process.hold(self.flat)
         process.free(moved)
         process.hold(self.before)
+        replaced = process.hold(self.replaced)
         allocator.most_allocated = allocator.allocated
         steps = _Steps(allocator)
         while steps.go_on():
             observer.step_begins()
+            if steps.count == 1:
+                process.free(replaced)
+                process.hold(self.replacing)
             process.run(self.actions, self.between)
             observer.turns_are_over()
             process.have_between(self.remaining, self.between)
             process.free(process.hold(self.clipping))
-            if not steps.left:
-                process.hold(self.states)
-            process.update(self.casts, self.updates)
+            process.update(self.casts, NOTHING if steps.left else self.states, self.updates)
             steps.end()
         return steps.result()
 
@@ -152,7 +159,7 @@ class _Scripted(NamedTuple):
             process.backward_is_over()
             observer.turns_are_over()
             process.follow(scripts.step if steps.count else scripts.first_step)
-            process.update(NOTHING, ())
+            process.update(NOTHING, NOTHING, ())
             steps.end(like_others=steps.count > 0 or self.untraced is None)
         return steps.result()
 
@@ -241,7 +248,8 @@ def _micro_batch(run: Trace, order: Order, setup: Setup, stays: frozenset[str]) 
     kept = {i: run.rows[k].name for i, k in enumerate(whole.rows) if run.rows[k].name in stays} if stays else {}
     events = [event for event in whole.log if event >= 0 or ~event not in kept] if kept else whole.log
     names = Names(run.rows, whole.rows, whole.segments, partial(whole.layer, run))
-    return Log(events, *of_blocks, whole.backward, whole.gradients, kept, names)
+    products = first_products(run, events, whole.rows, whole.backward)
+    return Log(events, *of_blocks, whole.backward, whole.gradients, kept, names, products)
 
 
 def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:

@@ -67,12 +67,20 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         source=_SOURCE,
     )
     assert held.order is not None
-    # The buckets of the first iteration hold the parameters from the last to the first. The rebuilt ones differ little
-    # in size.
-    sizes = buckets([_trained(model, w) * dtype.itemsize for w in reversed(list(model.program.weights()))])
-    blocks = tuple(row._replace(shape=(Dim("bucket", size // dtype.itemsize),)) for size in sizes)
-    order = held.order._replace(before=(*held.order.before, *blocks))
+    defined = buckets([_trained(model, w) * dtype.itemsize for w in model.program.weights()])
+    rebuilt = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype))
+    order = held.order._replace(replaced=_blocks(row, defined[::-1]), replacing=_blocks(row, rebuilt))
     return held._replace(always=(*held.always, row), order=order)
+
+
+def _blocks(row: Row, sizes: Iterable[int]) -> tuple[Row, ...]:
+    """Return a row for each bucket, given their bytes.
+
+    The reducer is built with buckets of the parameters in the order of their definition, the last bucket first
+    (_ddp_init_helper in distributed.py). When the second step begins, it replaces them by buckets of the gradients in the
+    order in which backward had them ready (Reducer::rebuild_buckets).
+    """
+    return tuple(row._replace(shape=(Dim("bucket", size // row.dtype.itemsize),)) for size in sizes)
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:

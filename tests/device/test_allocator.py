@@ -107,8 +107,9 @@ def test_the_smallest_that_fits_is_taken_and_the_lowest_of_equal_ones() -> None:
     addresses = [block.address for block in blocks]
     for block in reversed(blocks):
         allocator.release(block)
-    assert allocator.allocate(29 * MIB + 1, "default").address == addresses[1]
+    assert addresses == sorted(addresses, reverse=True)  # a new segment lies below the others
     assert allocator.allocate(29 * MIB + 1, "default").address == addresses[2]
+    assert allocator.allocate(29 * MIB + 1, "default").address == addresses[1]
     assert allocator.allocate(29 * MIB + 1, "default").address == addresses[0]
 
 

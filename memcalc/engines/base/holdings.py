@@ -70,6 +70,10 @@ class Order(NamedTuple):
     """Rows allocated before all others, and freed once they have been copied into `flat`."""
     flat: tuple[Row, ...] = ()
     """Rows allocated after `moved`."""
+    replaced: tuple[Row, ...] = ()
+    """Rows allocated after `before`, and freed when the second step begins."""
+    replacing: tuple[Row, ...] = ()
+    """Rows allocated when `replaced` are freed. They stay."""
     first: HooksOf | None = None
     """The engine's hooks while the first micro-batch runs, if those of later ones differ."""
     clipping: tuple[Row, ...] = ()
