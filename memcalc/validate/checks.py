@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 BACKENDS: Final = ("fake", "cuda")
 _ENGINES: Final = ("none", "ddp", "fsdp2", "deepspeed")
+_KERNELS: Final = ("hf", "fused")
 INSTALL: Final = "pip install 'memcalc-llm[validate]'"
 
 
@@ -29,11 +30,9 @@ def check(report: Report, backend: str) -> None:
     if s.engine == "deepspeed" and max(s.tp, s.pp) > 1:
         axis = next(axis for axis in ("tp", "pp") if getattr(s, axis) > 1)
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
-    kernels, losses = (
-        (("hf", "fused"), ("eager", "fused", "chunked", "flash")) if backend == "fake" else (("hf",), ("eager",))
-    )
-    if s.kernels not in kernels:
-        refuse("kernels", s.kernels, f"to be run {NOT_YET}{', '.join(kernels)}")
+    losses = ("eager", "fused", "chunked", "flash") if backend == "fake" else ("eager", "fused")
+    if s.kernels not in _KERNELS:
+        refuse("kernels", s.kernels, f"to be run {NOT_YET}{', '.join(_KERNELS)}")
     if s.cross_entropy not in losses and not s.sequence_parallel and s.task == "pretrain":
         refuse("cross_entropy", s.cross_entropy, f"to be run {NOT_YET}{', '.join(losses)}")
     if s.recompute not in ("none", "op", "full"):

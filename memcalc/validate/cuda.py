@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from memcalc.errors import InputError
 from memcalc.tracing.modules import quiet
-from memcalc.validate import deepspeed
+from memcalc.validate import deepspeed, liger
 from memcalc.validate.attention_seen import AttentionSeen
 from memcalc.validate.checks import fields_of
 from memcalc.validate.collectives import Collectives
@@ -76,6 +76,7 @@ def _measure_rank(report: Report, here: Place, rank: int | None) -> Measured:
             stack.callback(dist.destroy_process_group)
         elif setup.engine != "none":
             stack.enter_context(process_group(setup.gpus, rank))
+        stack.enter_context(liger.patched_on_gpu(setup, report.model.model_type))
         stack.enter_context(routing(setup, alone=not real_ranks))
         mesh = mesh_of(setup, DEVICE) if setup.engine == "fsdp2" else None
         if setup.engine == "deepspeed":
@@ -110,10 +111,18 @@ def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: boo
         return pipeline(setup, model, number, whole, own, mesh, alone=not real_ranks)
     module = made()
     with torch.device(DEVICE):
-        batch = make_batch(setup, module.config)
+        batch = _of_random_tokens(make_batch(setup, module.config), module.config)
     if setup.engine == "deepspeed":
         return deepspeed.deepspeed_job(setup, module, batch, stack)
     return wrapped(setup, module, batch, mesh, None)
+
+
+def _of_random_tokens(batch: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+    """Return a batch with other tokens: equal ones would all add to one row of the embeddings' gradient, which takes another
+    time."""
+    for ids in [batch[name] for name in ("input_ids", "labels") if "pixel_values" not in batch and name in batch]:
+        ids.random_(config.get_text_config().vocab_size)
+    return batch
 
 
 class Allocator:
@@ -125,7 +134,11 @@ class Allocator:
         self.reserved = 0
 
     def begin(self) -> None:
+        """Begin a phase. The allocator counts a freed block that another stream has used until that stream is through with it,
+        and asks only when it allocates."""
         self._look()
+        torch.cuda.synchronize()
+        torch.empty(1, device=DEVICE)
         torch.cuda.reset_peak_memory_stats()
 
     @property

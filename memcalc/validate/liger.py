@@ -88,19 +88,37 @@ def _sources() -> Iterator[None]:
 def patched(setup: Setup, model_type: str) -> Iterator[None]:
     """Patch transformers' code of a type within a block, as the setup's kernels and loss say. Raises InputError without
     the package."""
-    wanted = dict.fromkeys(parts_of(setup), True)
-    if not wanted:
+    if not parts_of(setup):
         yield
         return
     _check_version(setup)
     own = _modules()
     with set_aside(NAME), _sources():
         sys.modules.update(own)
-        apply = getattr(sys.modules[f"{NAME}.transformers"], f"apply_liger_kernel_to_{model_type}")
-        with _restored(model_type):
-            apply(**{part: part in wanted for part in _arguments(apply)})
+        with _applied(setup, model_type):
             yield
         own.update(modules_of(NAME))
+
+
+@contextlib.contextmanager
+def patched_on_gpu(setup: Setup, model_type: str) -> Iterator[None]:
+    """Patch transformers' code of a type within a block with the package as it is. Raises InputError without it."""
+    if not parts_of(setup):
+        yield
+        return
+    _check_version(setup)
+    with _applied(setup, model_type):
+        yield
+
+
+@contextlib.contextmanager
+def _applied(setup: Setup, model_type: str) -> Iterator[None]:
+    """Call the imported package's `apply_liger_kernel_to_*` for a block."""
+    wanted = parts_of(setup)
+    apply = getattr(importlib.import_module(f"{NAME}.transformers"), f"apply_liger_kernel_to_{model_type}")
+    with _restored(model_type):
+        apply(**{part: part in wanted for part in _arguments(apply)})
+        yield
 
 
 def parts_of(setup: Setup) -> tuple[str, ...]:

@@ -13,8 +13,6 @@ from unittest import mock
 
 import torch
 from torch.nn import functional
-from torch.nn.modules import linear_cross_entropy
-from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
 from transformers.modeling_outputs import CausalLMOutput
 
 _QUESTION: Final = 'is_cuda = device.type == "cuda"'
@@ -24,6 +22,8 @@ _NAME: Final = "linear_cross_entropy_on_a_gpu"
 @cache
 def _loop() -> Any:
     """Return the loop over chunks. A product into an fp32 `out` is CUDA's alone: here it does nothing."""
+    from torch.nn.modules import linear_cross_entropy  # since torch 2.13: everything else runs with older ones, too
+
     source = inspect.getsource(linear_cross_entropy)
     assert _QUESTION in source
     source = source.replace(_QUESTION, "is_cuda = True").replace("torch_nn::", f"{_NAME}::")
@@ -35,6 +35,8 @@ def _loop() -> Any:
 
 def _defaults(tokens: int, hidden: int, vocab: int, dtype: torch.dtype) -> LinearCrossEntropyOptions:
     """Return LinearCrossEntropyOptions() as an H100 resolves it."""
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
     with (
         mock.patch("torch.cuda.is_available", lambda: True),
         mock.patch("torch.cuda.get_device_capability", lambda _: (9, 0)),

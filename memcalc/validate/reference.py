@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 import transformers
@@ -174,24 +175,32 @@ def nbytes(tensors: Iterable[Any]) -> int:
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in local}.values())
 
 
+class _Packed:
+    """A saved tensor as a hook has packed it. It is gone when its node of the graph is."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor.detach()  # an output that is saved would keep its own graph
+
+
 def saved_by_hooks(setup: Setup, job: Job) -> int:
     """Return the bytes that a forward saves for backward, as autograd's hooks see them: each storage once, without
-    weights, buffers and inputs. Then run backward, without a step."""
+    weights, buffers and inputs. What a forward has saved and dropped again, as DoRA does, does not count. Then run
+    backward, without a step."""
     known = {t.untyped_storage()._cdata for t in (*job.parameters(), *job.buffers(), *job.batch.values())}
     device = next(iter(job.batch.values())).device
-    seen: dict[int, int] = {}
+    packed: WeakSet[_Packed] = WeakSet()
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in known and tensor.device == device:
-            seen[storage._cdata] = storage.nbytes()
-        return tensor.detach()  # an output that is saved would keep its own graph
+    def pack(tensor: torch.Tensor) -> _Packed:
+        packed.add(one := _Packed(tensor))
+        return one
 
     (module,) = job.modules
     dtype = setup.autocast_dtype
     autocast = torch.autocast(device.type, None if dtype is None else DTYPES[dtype], enabled=dtype is not None)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor), autocast:
         loss = module(**job.batch).loss
+    storages = {one.tensor.untyped_storage() for one in packed if one.tensor.device == device}
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}
     loss.backward()
     job.optimizer.zero_grad(set_to_none=True)
-    return sum(seen.values())
+    return sum(nbytes for storage, nbytes in sizes.items() if storage not in known)

@@ -201,6 +201,8 @@ def test_blocks_and_segments_are_the_most_of_all_phases(monkeypatch: pytest.Monk
     for name in peaks:
         monkeypatch.setattr(torch.cuda, f"max_{name}", lambda name=name: peaks[name])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.peak": 7})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(cuda, "DEVICE", "cpu")
     monkeypatch.setattr(
         torch.cuda, "reset_peak_memory_stats", lambda: peaks.update(memory_allocated=3, memory_reserved=4)
     )
