@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from memcalc.core.rows import Item
 from memcalc.device.allocator import BLOCK, ROUNDING
 from memcalc.hardware.figures import CONTEXT, NCCL, WORKSPACES, Size, figures
-from memcalc.inputs.gpu import GPU
+from memcalc.inputs.gpu import GPU, load_gpu
 from memcalc.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -186,27 +186,33 @@ def reserved_items(allocated: int, played: Played | None, engine: str, assumed: 
 
 
 def margin(device: int, engine: str) -> int:
-    """Return by how many bytes `device` may be too low: the error of the engine's recorded runs, or the stated error if there
-    are none."""
-    recorded = figures().error_of(engine)
-    if recorded is not None:
-        percent = recorded.percent
-    else:
-        percent = MEGATRON_ERROR if engine == "megatron" else TRAINER_ERROR
+    """Return by how many bytes `device` may be too low: the largest error of the engine's recorded and published runs."""
+    recorded, published = figures().error_of(engine), MEGATRON_ERROR if engine == "megatron" else TRAINER_ERROR
+    percent = published if recorded is None else max(recorded.percent, published)
     return device * percent // 100
 
 
 def device_items(gpus: int, gpu: GPU | None) -> list[Item]:
     """Return the rows of what a process holds outside torch: the CUDA context and, with several GPUs, NCCL."""
-    out = [
-        _outside(CONTEXT, _measured(CONTEXT, gpu), _CUDA_CONTEXT, "measured on an RTX 6000 Ada, CUDA 13.0, lazy loading",
-                 "differs by GPU, driver and loaded kernels: 300 to 430 MiB since CUDA 11.7")
-    ]  # fmt: skip
+    alike = None if gpu is None else _context_of_like(gpu)
+    if alike is None:
+        of_another, formula = _CUDA_CONTEXT, "measured on an RTX 6000 Ada, CUDA 13.0, lazy loading"
+        source = "differs by GPU, driver and loaded kernels: 300 to 430 MiB since CUDA 11.7"
+    else:
+        of_another, source = alike.nbytes, alike.source
+        formula = f"measured on {alike.gpu}, with the same compute capability"
+    out = [_outside(CONTEXT, _measured(CONTEXT, gpu), of_another, formula, source)]
     if gpus > 1:
         size = _NCCL_TWO if gpus == 2 else _NCCL_MORE
         measured = _measured(NCCL, gpu, gpus)
         out.append(_outside(NCCL, measured, size, "measured on 4 A100s", "github.com/NVIDIA/nccl issue 964"))
     return out
+
+
+def _context_of_like(gpu: GPU) -> Size | None:
+    """Return the context of a GPU with the same compute capability, which loads the same kernels; None if there is none."""
+    sizes = (size for size in figures().sizes if (size.name, size.ranks) == (CONTEXT, 1))
+    return next((size for size in sizes if load_gpu(size.gpu).compute_capability == gpu.compute_capability), None)
 
 
 def _outside(name: str, measured: Size | None, nbytes: int, formula: str, source: str) -> Item:

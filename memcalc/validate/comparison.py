@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.device.shown import HANDLES, cublas_workspace
+from memcalc.families.base.program import GRADIENT_LEFT_BEHIND
 from memcalc.hardware.figures import CONTEXT, WORKSPACES
+from memcalc.validate.emptied import reserved_when_emptied
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -150,16 +152,23 @@ def predicted_memory(
     sizes["gradients in step"] = sum(row.bytes_at(batch, seq) for row in in_step)
     sizes["saved_activations by hooks"] = sizes["saved_activations"]
     sizes |= {f"peak in {phase}": size + besides for phase, size in report.phases.items()}
+    sizes["peak"] = report.peak + besides
     other = besides - assumed if besides else 0
+    if backend == "fake":
+        return sizes
+    sizes["saved_activations"] -= sum(
+        row.bytes_at(batch, seq) for row in report.rows_at("forward") if row.name == GRADIENT_LEFT_BEHIND
+    )  # what a GPU counts is the end of forward less its beginning
     of_device = {item.name: item.nbytes for item in report.overheads if item.component == "device"}
     nccl = sum(size for name, size in of_device.items() if name.startswith("NCCL"))
+    outside = report.device - report.reserved - (0 if real_ranks else nccl)
+    reserved = reserved_when_emptied(report, int(environment["memory"]) - outside) + other
     return sizes | {
-        "peak": report.peak + besides,
         "allocated": report.allocated + other,
-        "reserved": report.reserved + other,
+        "reserved": reserved,
         WORKSPACES: besides,
         "context": of_device[CONTEXT],
-        "device": report.device + other - (0 if real_ranks else nccl),
+        "device": reserved + outside,
     }
 
 

@@ -97,13 +97,17 @@ def _where(cases: Sequence[Case]) -> str:
 # --- the allocator's fragmentation
 
 
+_FEWEST: Final = 5
+"""The fewest cases that a share is taken from: a choice. Of fewer, a median is chance."""
+
+
 def _fragmentation(cases: Sequence[Case]) -> list[Fragmentation]:
     """Return the fragmentation of engines whose median share is nearer to the reserved bytes than the allocator's
     rules, or for which the rules have nothing to play."""
     out: list[Fragmentation] = []
     for engine in dict.fromkeys(case.report.setup.engine for case in cases):
         own = [case for case in cases if case.report.setup.engine == engine and "reserved" in case.measured]
-        if not own:
+        if len(own) < _FEWEST:
             continue
         share = median(case.measured["reserved"] / case.measured["allocated"] - 1 for case in own)
         by_share = [case.report.allocated * (1 + share) / case.measured["reserved"] - 1 for case in own]

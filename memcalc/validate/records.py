@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from memcalc.device.shown import margin
+from memcalc.device.verdict import verdict_of
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.report import Report
@@ -19,12 +19,29 @@ STATED: Final[Mapping[str, float]] = {
     "parameters": 0.0, "gradients": 0.0, "gradients in step": 0.0, "optimizer_states": 0.0,
     "saved_activations": 0.01, "saved_activations by hooks": 0.01,
     "peak in forward": 0.015, "peak in backward": 0.015, "peak in step": 0.015, "peak": 0.015, "allocated": 0.015,
-    "reserved": 0.05, "device": 0.05,
+    "reserved": 0.09, "device": 0.09,
 }  # fmt: skip
-"""The largest error of a row of a GPU, relative to the measurement. These are goals as long as there is no record.
+"""The largest error of a row of a GPU, relative to the measurement.
 
-Rows that are not listed have no stated error (the context differs by GPU and driver, and is taken from another one).
-Rows of collectives are exact, on a GPU too, and so are all rows of torch's fake tensors.
+Rows that are not listed have no stated error: the context differs by GPU and driver, and a workspace that cuBLASLt had of its
+own up to torch 2.11 is cuBLAS's since. Rows of collectives are exact, on a GPU too, and so are all rows of torch's fake
+tensors.
+
+Which cached block a request takes decides about `reserved`, by logits or nothing: one block of another size, or two equal ones
+at other addresses, and the next step reserves one more block of logits. Most recorded runs are within 0.1 %. What is not known
+of the others: the workspaces of cuDNN's convolutions, optimizers that make their states one parameter after the other
+(Lion's, bitsandbytes'), the blocks of a pipeline's last stages.
+"""
+
+_NOT_HELD: Final = (
+    ("saved_activations by hooks", {"dora": True}),
+    ("peak in step", {"engine": "deepspeed", "zero": 3, "lora_rank": 16}),
+)
+"""Rows that are not held to their stated error in cases with these options, as the first records measured something else.
+
+Hooks also saw what DoRA computes for its norms and drops within forward. At the start of a step of ZeRO-3 the allocator still
+counted a gathered weight that another stream had used. Both are measured differently now (memcalc/validate/reference.py,
+cuda.py).
 """
 
 
@@ -34,10 +51,13 @@ class Row(NamedTuple):
     case: str
     backend: str
     compared: Compared
+    is_held: bool = True
 
     @property
     def stated(self) -> float | None:
         """Return the stated error; None if there is none."""
+        if not self.is_held:
+            return None
         return 0.0 if self.backend == "fake" or " over " in self.compared.name else STATED.get(self.compared.name)
 
     @property
@@ -55,9 +75,18 @@ def rows_of(made: Mapping[str, Any]) -> list[Row]:
     predicted = _memory(report, made) | sent
     measured = {row["name"]: row["measured"] for part in ("memory", "communication") for row in made[part]}
     return [
-        Row(name_of(made["case"]), made["backend"], Compared(name, predicted.get(name, 0), measured.get(name, 0)))
+        Row(
+            name_of(made["case"]),
+            made["backend"],
+            Compared(name, predicted.get(name, 0), measured.get(name, 0)),
+            _is_held(made["case"], name),
+        )
         for name in dict.fromkeys([*measured, *sent])
     ]
+
+
+def _is_held(case: Mapping[str, Any], row: str) -> bool:
+    return not any(row == name and options.items() <= case.items() for name, options in _NOT_HELD)
 
 
 def _report(made: Mapping[str, Any]) -> Report:
@@ -132,16 +161,14 @@ class Verdicts(NamedTuple):
 
 
 def verdicts_of(cases: Iterable[Mapping[str, Any]]) -> Verdicts:
-    """Return the verdicts on cases on a GPU that ran or were out of memory: whether `device` and its margin, as `fits`
-    takes them, are within the memory that torch saw."""
+    """Return the verdicts on cases on a GPU that ran or were out of memory: whether the run fits in the memory that torch
+    saw."""
     right, fits, does_not = 0, list[str](), list[str]()
     for made in cases:
         if made["backend"] != "cuda" or made["outcome"] not in ("measured", "out of memory"):
             continue
-        report = _report(made)
-        device = _memory(report, made)["device"]
         ran = made["outcome"] == "measured"
-        said = device + margin(device, report.setup.engine) <= int(made["environment"]["memory"])
+        said = verdict_of([_report(made)], int(made["environment"]["memory"])).fits
         if ran == said:
             right += 1
         else:

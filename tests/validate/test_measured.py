@@ -126,7 +126,7 @@ def test_errors_and_verdicts() -> None:
     ]  # fmt: skip
     enough = room + room * TRAINER_ERROR // 100 + 1
     assert verdicts_of([of_a_gpu(models[0], enough)]).right == 1
-    assert len(verdicts_of([of_a_gpu(models[0], room)]).wrongly_does_not_fit) == 1
+    assert len(verdicts_of([of_a_gpu(models[0], room // 2)]).wrongly_does_not_fit) == 1
     cases[0]["environment"]["memory"] = str(enough)
     errors = errors_of([row for made in cases for row in rows_of(made)])
     assert (errors["peak"].cases, errors["peak"].over, errors["peak"].under) == (3, 1, 1)

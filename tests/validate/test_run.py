@@ -61,7 +61,7 @@ def test_the_gpu_that_is_there(name: str, known: str | None) -> None:
 
 def test_workspaces_are_those_of_the_gpu_that_is_there() -> None:
     """Whether memcalc knows it or not."""
-    environment = {"compute_capability": "9.0"}
+    environment = {"compute_capability": "9.0", "memory": str(10**12)}
     known, unknown = (run.on_gpu(LLAMA, {"seq_len": 8}, name) for name in ("NVIDIA H200", "NVIDIA H9000"))
     rows = [predicted_memory(report, "cuda", environment, real_ranks=False) for report in (known, unknown)]
     assert rows[0]["allocated"] == rows[1]["allocated"] == known.allocated
@@ -210,7 +210,7 @@ def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert made["environment"]["gpu"] == H100.name
     report = memcalc.estimate(LLAMA, precision="bf16", seq_len=16, gpu="h100-80gb")
     assert made["predicted"] == {
-        "peak": report.peak + 2 * 32 * 2**20, "reserved": report.reserved, "device": report.device
+        "peak": report.peak + 2 * 32 * 2**20, "reserved": report.reserved, "device": report.device,
     }  # fmt: skip
     again = run_suite(CASES[:1], "cuda", tmp_path / "r.json", lambda _: None)
     assert again == [made]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32, int64
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import Buffer, Module, Run
     from memcalc.families.base.replacing import Adapters
     from memcalc.layout.tensor_parallel import TensorParallel
+
+GRADIENT_LEFT_BEHIND: Final = "left behind: gradient of the embeddings"
 
 
 class SharedSequences(Protocol):
@@ -237,7 +239,7 @@ class Program:
             is_leaf = weight.component == "embedding" and not self.wants_gradient(weight)
             if is_leaf and looks_tokens_up(weight.shape):
                 shape, dtype = (run.batch, run.seq, weight.shape[1]), run.dtype
-                names = ("left behind: embeddings", "left behind: gradient of the embeddings")
+                names = ("left behind: embeddings", GRADIENT_LEFT_BEHIND)
                 out += [new_tensor(run.memory, shape, dtype, name) for name in names for _ in range(self.look_ups)]
         return out
 
