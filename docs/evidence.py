@@ -1,16 +1,21 @@
-"""What others have measured on GPUs and published, beside today's estimates: rows for docs/accuracy.md and the READMEs."""
+"""What others have measured on GPUs and published, and what `memcalc validate` has recorded, beside today's estimates: rows for
+docs/accuracy.md and the READMEs."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import measured
+
 import memcalc
+from memcalc.validate.recording import read_record
+from memcalc.validate.records import rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from published_runs import PUBLISHED_RUNS, RESERVED_RUNS, SIMUMAX_RUNS
@@ -86,7 +91,31 @@ def evidence() -> tuple[Evidence, ...]:
             "`max_memory_reserved`",
             _published(RESERVED_RUNS, "reserved"),
         ),
+        *(Evidence(OWN, _engines(), number, _recorded(row)) for row, number in _ROWS.items()),
     )
+
+
+OWN = "memcalc (tests/measured)"
+_ROWS = {"allocated": "`max_memory_allocated`", "reserved": "`max_memory_reserved`", "device": "nvidia-smi"}
+_TITLES = {"none": "PyTorch", "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
+
+
+@cache
+def _cases() -> tuple[Mapping[str, Any], ...]:
+    """The cases of all records that were measured."""
+    cases = (made for record in measured.records() for made in read_record(record))
+    return tuple(made for made in cases if made["outcome"] == "measured")
+
+
+def _engines() -> str:
+    """The engines and GPUs of the records."""
+    engines = dict.fromkeys(_TITLES[made["setup"]["engine"]] for made in _cases())
+    gpus = dict.fromkeys(made["environment"]["gpu"].removeprefix("NVIDIA ") for made in _cases())
+    return f"{', '.join(engines)}; 1 {' or '.join(gpus)}"
+
+
+def _recorded(row: str) -> tuple[float, ...]:
+    return tuple(one.compared.error for made in _cases() for one in rows_of(made) if one.compared.name == row)
 
 
 def _errors(runs: Iterable[Compared], name: str) -> tuple[float, ...]:

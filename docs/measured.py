@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from memcalc.validate.recording import name_of, read_record
@@ -25,6 +26,7 @@ OWED = """No run is recorded yet: the rows of a GPU are owed, and the bounds are
 `memcalc validate --backend cuda --suite gpu --record tests/measured/NAME.json` (CONTRIBUTING.md, "Measuring on a GPU").
 """
 
+_WIDTH = 128
 SHOWN = ("saved_activations", "peak", "allocated", "reserved", "device")
 
 
@@ -54,7 +56,8 @@ def of_record(name: str, cases: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"### {name}", ""]
     places = [made["environment"] for made in cases if "environment" in made]
     for where, note in {_shown(place): others(place) for place in places}.items():
-        lines += [" · ".join([*where, *attention]), "", *([f"It {note}.", ""] if note else [])]
+        said = [" · ".join([*where, *attention]), *([f"It {note}."] if note else [])]
+        lines += [line for one in said for line in (*wrap(one, _WIDTH, break_on_hyphens=False), "")]
     rows = [row for made in cases for row in rows_of(made)]
     lines += [
         "| row | cases | median error | worst | too high, too low | worst case |",

@@ -19,7 +19,7 @@ from memcalc.device.observer import SILENT, Observer
 from memcalc.device.process import Action, Held, Log, Names, Process, ScriptedProcess, in_turn
 from memcalc.device.products import first_products
 from memcalc.device.shown import Workspaces
-from memcalc.engines.base.holdings import Order, Update
+from memcalc.engines.base.holdings import OF_CALLER, Order, Update
 from memcalc.engines.base.script import DEFAULT, Event, Scripts
 from memcalc.engines.ranks import Rank
 from memcalc.megatron.between_stages import Kind
@@ -68,7 +68,7 @@ def prepared(rank: Rank, setup: Setup) -> Prepared | None:
     if order is None:
         return None
     batch, seq = setup.micro_batch_size, setup.tokens_per_part
-    before = _held(order.before, batch, seq)
+    before = _held(sorted(order.before, key=lambda row: row.life in OF_CALLER), batch, seq)  # the model is made first
     if order.scripts is not None:
         scripts = order.scripts()
         untraced = None if rank.untraced is None else _micro_batch(rank.untraced().run, order, setup, scripts.stays)
@@ -79,7 +79,7 @@ def prepared(rank: Rank, setup: Setup) -> Prepared | None:
         moved=_held(order.moved, batch, seq),
         flat=_held(order.flat, batch, seq),
         replaced=_held(order.replaced, batch, seq),
-        replacing=_held(order.replacing, batch, seq),
+        replacing=_held(order.replacing(), batch, seq),
         states=_held(order.states, batch, seq),
         casts=_held(order.casts, batch, seq),
         clipping=_held(order.clipping, batch, seq),
@@ -123,10 +123,10 @@ class _Plain(NamedTuple):
         allocator.most_allocated = allocator.allocated
         steps = _Steps(allocator)
         while steps.go_on():
-            observer.step_begins()
             if steps.count == 1:
                 process.free(replaced)
                 process.hold(self.replacing)
+            observer.step_begins()
             process.run(self.actions, self.between)
             observer.turns_are_over()
             process.have_between(self.remaining, self.between)
@@ -248,7 +248,8 @@ def _micro_batch(run: Trace, order: Order, setup: Setup, stays: frozenset[str]) 
     kept = {i: run.rows[k].name for i, k in enumerate(whole.rows) if run.rows[k].name in stays} if stays else {}
     events = [event for event in whole.log if event >= 0 or ~event not in kept] if kept else whole.log
     names = Names(run.rows, whole.rows, whole.segments, partial(whole.layer, run))
-    products = first_products(run, events, whole.rows, whole.backward)
+    # Transformer Engine's products take workspaces of its own: where torch multiplies first is not known.
+    products = {} if setup.engine == "megatron" else first_products(run, events, whole.rows, whole.backward)
     return Log(events, *of_blocks, whole.backward, whole.gradients, kept, names, products)
 
 

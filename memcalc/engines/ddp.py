@@ -68,8 +68,11 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     )
     assert held.order is not None
     defined = buckets([_trained(model, w) * dtype.itemsize for w in model.program.weights()])
-    rebuilt = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype))
-    order = held.order._replace(replaced=_blocks(row, defined[::-1]), replacing=_blocks(row, rebuilt))
+
+    def rebuilt() -> tuple[Row, ...]:
+        return _blocks(row, buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype)))
+
+    order = held.order._replace(replaced=_blocks(row, defined[::-1]), replacing=rebuilt)
     return held._replace(always=(*held.always, row), order=order)
 
 

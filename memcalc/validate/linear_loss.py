@@ -8,12 +8,15 @@ import inspect
 import sys
 from functools import cache
 from types import MethodType, ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import torch
 from torch.nn import functional
 from transformers.modeling_outputs import CausalLMOutput
+
+if TYPE_CHECKING:
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
 
 _QUESTION: Final = 'is_cuda = device.type == "cuda"'
 _NAME: Final = "linear_cross_entropy_on_a_gpu"

@@ -284,8 +284,8 @@ def test_what_is_held_is_allocated_once(name: Any, options: dict[str, Any]) -> N
         return sum(row.bytes_at(report.setup.micro_batch_size, report.setup.tokens_per_part) for row in rows)
 
     scripted = 0 if order.scripts is None else left_by(order.scripts())
-    assert total((*order.flat, *order.before, *order.replacing, *order.states)) + scripted == total(held.always)
-    assert total(order.replaced) == total(order.replacing)
+    assert total((*order.flat, *order.before, *order.replacing(), *order.states)) + scripted == total(held.always)
+    assert total(order.replaced) == total(order.replacing())
 
 
 def left_by(scripts: Scripts) -> int:
@@ -421,7 +421,9 @@ def test_a_workspace_comes_with_the_first_product_of_its_thread(
     model: Any, options: dict[str, Any], first: int, of_backward: int
 ) -> None:
     """cuBLAS asks for it when a product's result is allocated (CublasHandlePool.cpp)."""
-    report = memcalc.estimate(model, **{"seq_len": 16, "precision": "bf16-mixed" if "zero" in options else "bf16"} | options)
+    report = memcalc.estimate(
+        model, **{"seq_len": 16, "precision": "bf16-mixed" if "zero" in options else "bf16"} | options
+    )
     allocator = Listing()
     replayed(report.rank, report.setup, allocator, Workspaces((FORWARD,), (BACKWARD,)))
     assert allocator.asked.count(FORWARD) == allocator.asked.count(BACKWARD) == 1
@@ -450,7 +452,7 @@ def test_the_buckets_of_ddp_are_made_anew_when_the_second_step_begins() -> None:
     assert order is not None
     allocator = Listing()
     replayed(report.rank, report.setup, allocator, Workspaces((), ()))
-    sizes = [[row.bytes_at(1, 16) for row in rows] for rows in (order.replaced, order.replacing)]
+    sizes = [[row.bytes_at(1, 16) for row in rows] for rows in (order.replaced, order.replacing())]
     assert sizes[0] != sizes[1]
     places = [next(i for i in range(len(allocator.asked)) if allocator.asked[i : i + len(own)] == own) for own in sizes]
     assert places[0] < allocator.asked.index(16 * 64 * 2) < places[1]

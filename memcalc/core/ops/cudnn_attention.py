@@ -48,7 +48,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Results:
 def _laid_out_as(strides: Strides, shape: Shape) -> Strides:
     """Return the strides of a dense tensor whose dims are in the order of `strides`."""
     out, step = [0] * len(shape), 1
-    for dim in sorted(reversed(range(len(shape))), key=lambda dim: strides[dim]):
+    for dim in sorted(range(len(shape)), key=lambda dim: (strides[dim], -dim)):
         out[dim] = step
         step *= shape[dim].size
     return tuple(out)
@@ -58,6 +58,4 @@ def _cudnn_attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all saved tensors stay until the kernel is done
     q, k, v = saved[:3]
     attends_backward(node.memory, q.shape, k.shape, v.shape, q.dtype, node.context)
-    return [
-        like(x, f"{name} gradient") for x, name in zip((q, k, v), ("query", "key", "value"), strict=True)
-    ]
+    return [like(x, f"{name} gradient") for x, name in zip((q, k, v), ("query", "key", "value"), strict=True)]

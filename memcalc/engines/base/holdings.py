@@ -72,8 +72,8 @@ class Order(NamedTuple):
     """Rows allocated after `moved`."""
     replaced: tuple[Row, ...] = ()
     """Rows allocated after `before`, and freed when the second step begins."""
-    replacing: tuple[Row, ...] = ()
-    """Rows allocated when `replaced` are freed. They stay."""
+    replacing: Callable[[], tuple[Row, ...]] = tuple
+    """Returns the rows allocated when `replaced` are freed. They stay."""
     first: HooksOf | None = None
     """The engine's hooks while the first micro-batch runs, if those of later ones differ."""
     clipping: tuple[Row, ...] = ()
@@ -188,6 +188,10 @@ def padding_row(model: Model) -> Row:
     return Row("buffers", name, shape, dtype, life="the step's batch", source="the caller")
 
 
+OF_CALLER: Final = ("the step's batch", "until the next loss")
+"""The lives of the rows that the caller holds."""
+
+
 def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | None = None) -> list[Row]:
     """Return the rows of the caller and the modules: the batch, the loss, the model's buffers. `dtype` is the
     modules'."""
@@ -198,14 +202,14 @@ def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | No
             given.name,
             given.shape,
             given.dtype or computes_in or dtype,
-            life="the step's batch",
+            life=OF_CALLER[0],
             source="the caller",
         )
         for given in program.given(_BATCH, program.whole(_SEQ))
     ]
     if not program.source:  # a trace has its own loss, of any dtype
         loss_dtype = loss_in(setup.cross_entropy, program, computes_in or dtype, dtype)
-        rows.append(Row("buffers", "loss", (), loss_dtype, life="until the next loss", source="the caller"))
+        rows.append(Row("buffers", "loss", (), loss_dtype, life=OF_CALLER[1], source="the caller"))
     kept = after_forward(model.program.buffers(), setup.seq_len or 0)
     kinds = Counter(buffer._replace(layer=None) for buffer in kept)
     for buffer, copies in kinds.items():

@@ -9,7 +9,7 @@ from fsdp2_events import STREAMS, played, recorded
 
 import memcalc
 from memcalc.core.dims import evaluate, numel
-from memcalc.device.allocator import CachingAllocator
+from memcalc.device.allocator import SMALL_SEGMENT, CachingAllocator
 from memcalc.device.expandable import ExpandableAllocator
 from memcalc.device.replay import replayed
 from memcalc.device.shown import Workspaces
@@ -39,7 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize(("config", "options"), CASES, ids=str)
 def test_a_replay_reserves_what_fully_shards_own_sequence_does(config: Any, options: dict[str, Any]) -> None:
-    """With segments of either kind."""
+    """With segments of either kind. Selective recomputation frees small tensors in another order: one of their segments."""
     report = estimate(config, options)
     runs = {}
     for kind in (CachingAllocator, ExpandableAllocator):
@@ -48,7 +48,8 @@ def test_a_replay_reserves_what_fully_shards_own_sequence_does(config: Any, opti
         runs[kind] = run
     events = recorded(report, max(run.steps for run in runs.values()))
     for kind, run in runs.items():
-        assert run.reserved == played(events, kind()).most_reserved
+        small = SMALL_SEGMENT if options.get("recompute") == "op" else 0
+        assert abs(run.reserved - played(events, kind()).most_reserved) <= small
 
 
 def test_what_is_allocated_on_which_stream() -> None:
