@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from memcalc.core.dims import Poly, numel
@@ -285,17 +286,23 @@ class _HoldingsAndSums(NamedTuple):
     sums: Sums
 
 
+_NOT_HELD: Final = frozenset({
+    "gpus", "gpus_per_node", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
+    "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "gpu", "network_gbps",
+    "gemm_efficiency", "attention_efficiency", "memory_efficiency",
+})  # fmt: skip
+"""The fields of a setup that decide nothing of what a rank holds, or only through what else is in the key."""
+_HELD: Final = itemgetter(*(i for i, name in enumerate(Setup._fields) if name not in _NOT_HELD))
+
+
 def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
     """Return what one rank holds; what several ranks hold if each of them can have the highest peak."""
-    key = (
-        "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
-        setup.grad_dtype,
-        setup.optimizer, setup.optimizer_implementation, min(setup.micro_batches, ENOUGH_MICRO_BATCHES),
-        setup.sync_each_micro_batch, setup.padded, setup.kernels, setup.attention, setup.cross_entropy,
-        setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
-        setup.max_reuse_distance, setup.prefetch_bucket_size, setup.clip_grad_norm,
-        isinstance(model, Model) and (sum(model.program.idle.values()), model.program.outgrown(setup.seq_len or 0)),
-    )  # fmt: skip
+    outgrown = isinstance(model, Model) and (
+        sum(model.program.idle.values()),
+        model.program.outgrown(setup.seq_len or 0),
+    )
+    micro_batches = min(setup.micro_batches, ENOUGH_MICRO_BATCHES)
+    key = ("held", *_HELD(setup), setup.shards, setup.replicas, micro_batches, outgrown)
     if key not in model.profiles:
         if isinstance(model, Model):
             holdings = load_engine(setup.engine).holdings(model, setup)
