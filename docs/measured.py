@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from textwrap import wrap
 from typing import Any
 
 from memcalc.validate.recording import name_of, read_record
-from memcalc.validate.records import STATED, errors_of, rows_of, verdicts_of
+from memcalc.validate.records import STATED, errors_of, rows_of, time_error_of, verdicts_of
 from memcalc.validate.versions import others
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "measured"
@@ -68,6 +69,7 @@ def of_record(name: str, cases: Sequence[Mapping[str, Any]]) -> list[str]:
         ),
         "",
         *_verdicts(cases),
+        *_times(cases),
         "",
         f"| case | {' | '.join(SHOWN)} | seconds |",
         "|---" * (len(SHOWN) + 2) + "|",
@@ -90,11 +92,23 @@ def _verdicts(cases: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _times(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the predicted times are worth. One GPU of many waits for no other, so cases with an engine have none."""
+    errors = [error for made in cases if (error := time_error_of(made)) is not None]
+    if not errors:
+        return []
+    least, middle, most = min(errors), median(map(abs, errors)), max(errors)
+    return [
+        f"Seconds of a step, {len(errors)} cases without an engine: {least:+.0%} to {most:+.0%}, median error {middle:.0%}."
+    ]
+
+
 def _case(made: Mapping[str, Any]) -> str:
     """Bytes measured, and the error of today's prediction."""
     if made["outcome"] != "measured":
         return f"| {name_of(made['case'])} | {made['outcome']} |" + " |" * len(SHOWN)
     rows = {row.compared.name: row.compared for row in rows_of(made)}
     cells = [f"{rows[name].measured:,} B, {rows[name].error:+.2%}" if name in rows else "" for name in SHOWN]
-    seconds = "" if made["seconds"] is None else f"{made['seconds']:.3f}"
+    error = time_error_of(made)
+    seconds = "" if made["seconds"] is None else f"{made['seconds']:.3f}" + ("" if error is None else f", {error:+.0%}")
     return f"| {name_of(made['case'])} | {' | '.join(cells)} | {seconds} |"

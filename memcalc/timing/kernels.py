@@ -93,8 +93,19 @@ def _operands(one: Computed) -> int:
     """Return the bytes of a product's two operands and its result: (…, m, k) and (…, k, n) give (…, m, n)."""
     if len(one.sizes) < 3:
         return 0
+    if one.kind == "convolution":
+        return _moved_by_convolution(one.sizes) * ITEMSIZES[one.dtype]
     *batch, m, k, n = one.sizes
     return prod(batch) * (m * k + one.groups * k * n + m * n) * ITEMSIZES[one.dtype]
+
+
+def _moved_by_convolution(sizes: tuple[int, ...]) -> int:
+    """Return the elements of a convolution's input, weight and result. `sizes`: batch, channels of the result, its places,
+    channels that each of them reads, and the kernel's sides. The input is taken to have as many places as the result."""
+    batch, out, dims = sizes[0], sizes[1], (len(sizes) - 3) // 2
+    places, read, kernel = prod(sizes[2 : 2 + dims]), sizes[2 + dims], prod(sizes[3 + dims :])
+    channels = out if read == 1 else read  # one channel each: a kernel per channel
+    return batch * places * (channels + out) + out * read * kernel
 
 
 def _padding(one: Computed) -> float:

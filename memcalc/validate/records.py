@@ -10,6 +10,7 @@ from memcalc.device.verdict import verdict_of
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.report import Report
+from memcalc.timing.step import StepTime
 from memcalc.validate.comparison import Compared, predicted_communication, predicted_memory
 from memcalc.validate.recording import name_of
 from memcalc.validate.run import on_gpu
@@ -83,6 +84,15 @@ def rows_of(made: Mapping[str, Any]) -> list[Row]:
         )
         for name in dict.fromkeys([*measured, *sent])
     ]
+
+
+def time_error_of(made: Mapping[str, Any]) -> float | None:
+    """Return the error of the predicted time of a step, relative to the measured one. None with an engine, as one GPU of many
+    waits for no other; without a measured time; and for a GPU whose speed is not known."""
+    if made["outcome"] != "measured" or made["seconds"] is None or made["case"].get("engine", "none") != "none":
+        return None
+    time = _report(made).time
+    return time.seconds / made["seconds"] - 1 if isinstance(time, StepTime) else None
 
 
 def _is_held(case: Mapping[str, Any], row: str) -> bool:

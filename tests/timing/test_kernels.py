@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -44,6 +45,24 @@ def test_a_thin_product_takes_its_bytes() -> None:
     assert isinstance(timed, Timed)
     assert timed.seconds == pytest.approx(WAIT + nbytes / (B * BANDWIDTH), rel=1e-12)
     assert timed.bound == "bandwidth"
+
+
+def test_a_convolution_reads_its_image_once() -> None:
+    """Of 64 channels by 3 × 3 kernels into 256 channels of 56 × 56 places, in 32 images; and of a kernel for each channel."""
+
+    def convolution(*sizes: int) -> Timed:
+        n = 2 * math.prod(sizes)
+        one = Computed("it", "forward", None, "convolution", "bf16", 1, n, "", "modelled", "", sizes)
+        (timed,) = products([one], H100)  # type: ignore[misc]
+        assert isinstance(timed, Timed)
+        return timed
+
+    flops = 2 * 32 * 256 * 56 * 56 * 64 * 9
+    assert convolution(32, 256, 56, 56, 64, 3, 3).seconds == pytest.approx(WAIT + flops / (E * RATE), rel=1e-12)
+    nbytes = 2 * (4 * 1000 * (512 + 512) + 512 * 4)
+    of_each_channel = convolution(4, 512, 1000, 1, 4)
+    assert of_each_channel.bound == "bandwidth"
+    assert of_each_channel.seconds == pytest.approx(WAIT + nbytes / (B * BANDWIDTH), rel=1e-12)
 
 
 def test_calls_wait_each() -> None:
