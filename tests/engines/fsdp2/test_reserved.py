@@ -39,7 +39,8 @@ CASES = [
 
 @pytest.mark.parametrize(("config", "options"), CASES, ids=str)
 def test_a_replay_reserves_what_fully_shards_own_sequence_does(config: Any, options: dict[str, Any]) -> None:
-    """With segments of either kind. Selective recomputation frees small tensors in another order: one of their segments."""
+    """With segments of either kind. In the one case of selective recomputation without resharding, other small tensors are alive
+    when a segment of theirs is reserved: the difference is that segment."""
     report = estimate(config, options)
     runs = {}
     for kind in (CachingAllocator, ExpandableAllocator):
@@ -48,7 +49,7 @@ def test_a_replay_reserves_what_fully_shards_own_sequence_does(config: Any, opti
         runs[kind] = run
     events = recorded(report, max(run.steps for run in runs.values()))
     for kind, run in runs.items():
-        small = SMALL_SEGMENT if options.get("recompute") == "op" else 0
+        small = SMALL_SEGMENT if (options.get("recompute"), options.get("zero")) == ("op", 2) else 0
         assert abs(run.reserved - played(events, kind()).most_reserved) <= small
 
 
