@@ -233,9 +233,9 @@ def _called(setup: Setup, job: Job) -> dict[str, Any]:
 
 
 def _saved_by_hooks(setup: Setup, job: Job) -> int | None:
-    """Return the bytes that hooks see. Recomputation has hooks of its own, which these would not see into, and an
-    engine's weights come and go: None for both."""
-    if setup.engine != "none" or setup.recompute != "none":
+    """Return the bytes that hooks see. Recomputation has hooks of its own, which these would not see into, an engine's
+    weights come and go, and a trainer's loss is not the model's: None for all three."""
+    if setup.engine != "none" or setup.recompute != "none" or is_preference(setup):
         return None
     return saved_by_hooks(setup, job)
 
