@@ -67,21 +67,20 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         source=_SOURCE,
     )
     assert held.order is not None
-    defined = buckets([_trained(model, w) * dtype.itemsize for w in model.program.weights()])
 
     def rebuilt() -> tuple[Row, ...]:
         return _blocks(row, buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype)))
 
-    order = held.order._replace(replaced=_blocks(row, defined[::-1]), replacing=rebuilt)
+    order = held.order._replace(replaced=(row,), replacing=rebuilt)
     return held._replace(always=(*held.always, row), order=order)
 
 
 def _blocks(row: Row, sizes: Iterable[int]) -> tuple[Row, ...]:
     """Return a row for each bucket, given their bytes.
 
-    The reducer is built with buckets of the parameters in the order of their definition, the last bucket first
-    (_ddp_init_helper in distributed.py). When the second step begins, it replaces them by buckets of the gradients in the
-    order in which backward had them ready (Reducer::rebuild_buckets).
+    The reducer is built with one bucket of all parameters, as it need not look for unused ones (_BucketCapacityConfig in
+    distributed.py). When the second step begins, it replaces it by buckets of the gradients in the order in which backward
+    had them ready (Reducer::rebuild_buckets).
     """
     return tuple(row._replace(shape=(Dim("bucket", size // row.dtype.itemsize),)) for size in sizes)
 
