@@ -166,6 +166,17 @@ class Process:
         self.hold(states)
         for log in updates:
             made += self._play(log, 0, len(log.events), {}).values()
+        self._free_gradients(made)
+
+    def first_update(self, casts: Held, updates: Sequence[Log]) -> None:
+        """Play a first step whose logs make the states, which stay."""
+        made = self.hold(casts)
+        for log in updates:
+            self._play(log, 0, len(log.events), {})
+        self._free_gradients(made)
+
+    def _free_gradients(self, made: Iterable[Block]) -> None:
+        """Free what a step has made and does not keep, and all gradients."""
         self.free((*made, *self.gradients, *chain.from_iterable(self.left.values())))
         self.gradients, self.left = [], {}
 

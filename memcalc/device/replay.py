@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from memcalc.core.dims import evaluate, numel
 from memcalc.core.rows import Row
-from memcalc.core.tensor import Memory, StorageRow
+from memcalc.core.tensor import Memory, StorageRow, Tensor, new_tensor
 from memcalc.device.allocator import CachingAllocator
 from memcalc.device.observer import SILENT, Observer
 from memcalc.device.process import Action, Held, Log, Names, Process, ScriptedProcess, in_turn
@@ -84,6 +84,7 @@ def prepared(rank: Rank, setup: Setup) -> Prepared | None:
         casts=_held(order.casts, batch, seq),
         clipping=_held(order.clipping, batch, seq),
         updates=[_update(setup, update) for update in order.updates],
+        first_updates=_first_updates(setup, order.updates),
         between=0 if rank.between is None else _nbytes(rank.between, batch, seq),
         remaining=0 if rank.between is None else left_between(rank.number, len(rank.profiles)),
     )
@@ -110,6 +111,7 @@ class _Plain(NamedTuple):
     casts: Held
     clipping: Held
     updates: list[Log]
+    first_updates: list[Log]
     between: int
     remaining: int
 
@@ -131,7 +133,10 @@ class _Plain(NamedTuple):
             observer.turns_are_over()
             process.have_between(self.remaining, self.between)
             process.free(process.hold(self.clipping))
-            process.update(self.casts, NOTHING if steps.left else self.states, self.updates)
+            if not steps.left and self.first_updates:
+                process.first_update(self.casts, self.first_updates)
+            else:
+                process.update(self.casts, NOTHING if steps.left else self.states, self.updates)
             steps.end()
         return steps.result()
 
@@ -260,11 +265,36 @@ def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:
 def _update(setup: Setup, update: Update) -> Log:
     """Return the log of the optimizer's step over every parameter, one after the other."""
     memory = Memory()
-    parameters = [Parameter(one.name, one.shape, 1, one.is_matrix) for one, _ in in_turn(update.parameters)]
     optimizer = load_optimizer(setup.optimizer)
-    optimizer.step(memory, parameters, update.dtype, update.dtype, setup.optimizer_implementation)
+    optimizer.step(memory, _parameters(update), update.dtype, update.dtype, setup.optimizer_implementation)
+    return _logged(memory)
+
+
+def _first_updates(setup: Setup, updates: Sequence[Update]) -> list[Log]:
+    """Return the logs of a first step that makes a parameter's states when it comes to that parameter; none if the optimizer
+    makes those of all parameters before. What stays allocated is the states."""
+    optimizer, how = load_optimizer(setup.optimizer), setup.optimizer_implementation
+    if not optimizer.makes_states_in_turn:
+        return []
+    logs: list[Log] = []
+    for update in updates:
+        memory = Memory()
+        kept: list[Tensor] = []
+        for parameter in _parameters(update):
+            for state in optimizer.states([parameter], update.dtype, how):
+                kept.append(new_tensor(memory, state.shape, state.dtype, state.name, component="optimizer_states"))
+            optimizer.step(memory, [parameter], update.dtype, update.dtype, how)
+        logs.append(_logged(memory))
+    return logs
+
+
+def _parameters(update: Update) -> list[Parameter]:
+    return [Parameter(one.name, one.shape, 1, one.is_matrix) for one, _ in in_turn(update.parameters)]
+
+
+def _logged(memory: Memory) -> Log:
     sizes = [numel(row.shape)[0] * row.dtype.itemsize for row in memory.rows]
-    return Log(memory.log, sizes, [DEFAULT] * len(sizes), names=Names(memory.rows, range(len(sizes))))
+    return Log(list(memory.log), sizes, [DEFAULT] * len(sizes), names=Names(memory.rows, range(len(sizes))))
 
 
 def _held(rows: Sequence[Row], batch: int, seq: int) -> Held:

@@ -26,6 +26,7 @@ class Lion(Optimizer):
     """Lion, which keeps one moment of every parameter."""
 
     elementwise: ClassVar[bool] = True
+    makes_states_in_turn: ClassVar[bool] = True
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         self.check(implementation)
