@@ -17,7 +17,7 @@ from memcalc.engines.base.holdings import Holdings
 from memcalc.engines.fsdp2.engine import order_of, sharded_dtype, states_and_step
 from memcalc.engines.fsdp2.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
 from memcalc.engines.fsdp2.stages import StageStep
-from memcalc.engines.fsdp2.step import Sharding
+from memcalc.engines.fsdp2.step import COPY_IN, Sharding
 from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.families.base.program import common_pattern
 from memcalc.inputs.model import Model
@@ -27,7 +27,7 @@ from memcalc.tape.profile import Choices, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from memcalc.core.dims import Shape
     from memcalc.core.tensor import Tensor
@@ -70,7 +70,15 @@ def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
     held = (*_buffers(setup, rank), *_of_left_out(setup, rank))
     made = [row for row in always if row.component == "parameters"]
     order = order_of(rank.model, setup, [*made, *held], sharding)
+    if setup.schedule not in ("gpipe", "1f1b"):
+        order = order._replace(streams=_explicit(order.streams))
     return Holdings((*always, *held), (), (), tuple(step), hooks=sharding, order=order)
+
+
+def _explicit(streams: Mapping[str, str]) -> dict[str, str]:
+    """Return the streams where a schedule gathers the units itself (FSDPModule.unshard with `async_op`): gathers take the
+    current stream then (FSDPCommContext.get_all_gather_streams)."""
+    return {name: stream for name, stream in streams.items() if stream != COPY_IN}
 
 
 def _left_out(setup: Setup, rank: StagedRank) -> int:

@@ -27,9 +27,10 @@ GATHERED: Final = "all-gather result"
 """The name of the block that a unit's parameters are gathered in."""
 REDUCED: Final = "reduce-scatter input"
 """The name of the block that a unit's gradients are reduced from."""
+COPY_IN: Final = "all-gather copy-in"
 STREAMS: Final = {
-    "shard, cast to be gathered": "all-gather copy-in",
-    "all-gather result": "all-gather copy-in",
+    "shard, cast to be gathered": COPY_IN,
+    "all-gather result": COPY_IN,
     "reduced gradients": "reduce-scatter",
     "gradients, divided": "reduce-scatter",
     "sharded gradients": "reduce-scatter",
