@@ -9,7 +9,6 @@ from memcalc.device.observer import Observer
 from memcalc.hardware.figures import figures
 
 if TYPE_CHECKING:
-    from memcalc.device.replay import Replay
     from memcalc.estimation.report import Report
 
 
@@ -18,14 +17,17 @@ def reserved_when_emptied(report: Report, room: int) -> int:
     reserve `room` bytes. A run that is not played, or whose fragmentation is a recorded share, has those of its report."""
     if report.played is None or figures().fragmentation_of(report.setup.engine) is not None:
         return report.reserved
-    return report.reserved - report.played.reserved + _played(report, room).reserved
+    return report.reserved - report.played.reserved + _reserved(report, room)
 
 
-def _played(report: Report, room: int) -> Replay:
+def _reserved(report: Report, room: int) -> int:
+    """Return the highest reserved bytes of a late step, as the measured one is. If the device was full before, the allocator has
+    given cached segments back, and has reserved less since."""
     for limit in (room, None):
         allocator = CachingAllocator(limit)
         try:
-            return report.record(allocator, _Emptying(allocator))
+            replay = report.record(allocator, _Emptying(allocator))
+            return replay.reserved if replay.retried else allocator.reserved
         except OutOfMemory:
             continue
     raise AssertionError("without a limit nothing runs out of memory")
