@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar, Final
 
-from memcalc.core.dims import ONE_DIM, Shape
-from memcalc.core.dtypes import DType
+from memcalc.core.dims import ONE_DIM, Dim, Shape
+from memcalc.core.dtypes import DType, uint8
+from memcalc.core.ops.reduction import reduction_scratch
 from memcalc.core.tensor import Memory, Tensor
 from memcalc.optimizers.base import (
     Optimizer,
@@ -91,6 +93,7 @@ def _single_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dt
         if _is_multidim(parameter):
             row_mean = temporary(memory, _row(shape), grad_dtype, "row_mean")
             col_mean = temporary(memory, _column(shape), grad_dtype, "col_mean")
+            _partial_sums(memory, shape, grad_dtype)
             # `update` is the last parameter's var_estimate under another name, and still holds it.
             var_estimate = temporary(memory, shape, dtype, "var_estimate")
             temporary(memory, _scalar(shape), dtype, "row_var.mean()")
@@ -117,6 +120,8 @@ def _multi_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dty
             row_means = temporaries(memory, group, grad_dtype, "row_means", _row)
             del row_means
             col_means = temporaries(memory, group, grad_dtype, "col_means", _column)
+            for parameter in group:
+                _partial_sums(memory, parameter.shape, grad_dtype)
             del col_means
             # `updates` still holds the other group's tensors until it is bound again below.
             var_estimates = temporaries(memory, group, dtype, "var_estimates")
@@ -130,6 +135,14 @@ def _multi_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dty
         for _ in group:
             temporary(memory, (), dtype, "update.norm(2)")
     del var_estimates, updates
+
+
+def _partial_sums(memory: Memory, shape: Shape, grad_dtype: DType) -> None:
+    """Allocate and free what CUDA's norm over the rows of a gradient takes besides its result."""
+    *stacks, rows, columns = (dim.size for dim in shape)
+    nbytes = reduction_scratch(rows, columns, grad_dtype.itemsize, prod(stacks))
+    if nbytes:
+        temporary(memory, (Dim("partial sums", nbytes),), uint8, "col_mean: partial sums")
 
 
 # --- kernels
