@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from memcalc.kernels.attention_on_gpu import Fused
+from memcalc.tracing.as_on_cuda import run_as_on_cuda
 from memcalc.validate.experts import balanced_routing
 from memcalc.validate.realism import cuda_kernels, not_traced
 
@@ -95,10 +96,10 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE_OF and isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation:
             return args[0].fake_device  # FakeTensorMode's own answer; two of three calls of a backward ask for it
-        out = func(*args, **(kwargs or {}))
+        out, temporaries = run_as_on_cuda(func, args, kwargs or {})
         again = self.phase == "backward" and recomputing()
         self.flops["recomputation" if again else self.phase] += flops_of(func, args, kwargs or {}, out)
-        for leaf in tree_iter(out):
+        for leaf in tree_iter((out, temporaries)):
             if isinstance(leaf, torch.Tensor):
                 new = self.register(leaf)
                 if self.log is not None and new:

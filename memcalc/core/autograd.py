@@ -1,8 +1,8 @@
 """A tiny autograd over sizes: it keeps what the real one keeps and runs in the order in which the real one runs.
 
 Sources: torch/csrc/autograd/engine.cpp (the ready queue is ordered by sequence number, highest first; inputs of a node die
-when it returns, its saved variables right after), input_buffer.cpp (a second gradient for the same tensor is added out of
-place unless the buffer is the only owner; under a dispatch mode always out of place, which is what the oracle sees),
+when it returns, its saved variables right after), input_buffer.cpp (a second gradient of the same tensor is added into the
+first one if the buffer is its only owner, else a third tensor is made),
 functions/accumulate_grad.cpp (a leaf takes the first gradient as it is, if it is laid out as the leaf),
 torch/utils/checkpoint.py (non-reentrant).
 """
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple, TypeVar
+from sys import getrefcount
+from typing import Any, Final, NamedTuple, TypeVar
 
 from memcalc.core.dims import ONE_DIM, Shape, numel
 from memcalc.core.dtypes import DType
@@ -25,6 +26,7 @@ from memcalc.core.tensor import (
     Tensor,
     contiguous_strides,
     is_contiguous,
+    is_dense,
     new_tensor,
     same_sizes,
 )
@@ -344,14 +346,29 @@ def _deliver(inbox: dict[Node, list[Tensor | None]], node: Node, slot: int, outs
     if old is None:
         buffer[slot] = new
     else:
-        from memcalc.core.ops.strides import elementwise_strides
-
         own = new
         if not same_sizes(old.shape, new.shape):  # one is a shard's gradient, the other the whole table's
             own = new_tensor(new.memory, old.shape, new.dtype, "gradient of the shard")
-        strides = elementwise_strides(own.shape, (old, own))
-        buffer[slot] = new_tensor(own.memory, own.shape, own.dtype, "gradient sum", strides)
+        if not _is_owned(old):
+            from memcalc.core.ops.strides import elementwise_strides
+
+            strides = elementwise_strides(own.shape, (old, own))
+            buffer[slot] = new_tensor(own.memory, own.shape, own.dtype, "gradient sum", strides)
         _stream_of(own.memory, "gradient sum", own, own, own)
+
+
+def _is_owned(tensor: Tensor) -> bool:
+    """Tell whether nobody but the buffer holds a dense tensor or its storage (can_accumulate_inplace)."""
+    return (
+        not tensor.is_view
+        and getrefcount(tensor) == _HELD_BY_BUFFER
+        and getrefcount(tensor.storage) == _HELD_BY_TENSOR
+        and is_dense(tensor.shape, tensor.strides)
+    )
+
+
+_HELD_BY_BUFFER: Final = 4  # the buffer, the caller's name, the parameter and getrefcount's argument
+_HELD_BY_TENSOR: Final = 2  # the tensor and getrefcount's argument
 
 
 def _dependencies(roots: list[Node], only: AbstractSet[Node] | None) -> dict[Node, int]:

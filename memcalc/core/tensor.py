@@ -254,9 +254,10 @@ class Storage:
 
 
 class Tensor:
-    """A strided view of a storage. `node` is its grad_fn, or the accumulator of a leaf that wants a gradient."""
+    """A strided view of a storage. `node` is its grad_fn, or the accumulator of a leaf that wants a gradient. `is_view` is
+    False for the tensor that came with the storage: every other one is a view, and a view holds its base."""
 
-    __slots__ = ("dtype", "name", "node", "output", "shape", "storage", "strides")
+    __slots__ = ("dtype", "is_view", "name", "node", "output", "shape", "storage", "strides")
 
     def __init__(
         self,
@@ -275,6 +276,7 @@ class Tensor:
         self.node = node
         self.output = output
         self.name = name
+        self.is_view = True
 
     @property
     def memory(self) -> Memory:
@@ -359,7 +361,9 @@ def new_tensor(
 ) -> Tensor:
     """Allocate a dense tensor."""
     storage = Storage(memory, shape, dtype, component, name)
-    return Tensor(storage, shape, contiguous_strides(shape) if strides is None else strides, dtype)
+    out = Tensor(storage, shape, contiguous_strides(shape) if strides is None else strides, dtype)
+    out.is_view = False
+    return out
 
 
 def same_sizes(left: Shape, right: Shape) -> bool:

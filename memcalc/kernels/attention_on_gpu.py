@@ -7,9 +7,8 @@ It makes the scores of all heads and keeps them for backward: for Llama 3 or Mis
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (can_use_flash_attention, can_use_mem_efficient_attention,
 minimum_gemm_alignment, check_prefer_cudnn_attention, check_cudnn_tensor_shapes) and sdp_utils_cpp.h
-(check_batch_size_and_num_heads_dense). On Hopper and on data center Blackwell torch prefers cuDNN's kernel. It saves what flash
-attention saves, and 16 bytes of its dropout's state, so it is only told apart where values are not as wide as keys: flash
-attention does not take these, and the memory-efficient kernel lays out its output in another way.
+(check_batch_size_and_num_heads_dense). On Hopper and on data center Blackwell torch prefers cuDNN's kernel, with and without
+a mask. It saves what flash attention saves, and 16 bytes of its dropout's state.
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ class Fused(NamedTuple):
 
     def kernel(self, given: Operands) -> str:
         """Return the kernel that takes the operands: "flash", "cudnn", "efficient" or "math"."""
-        if self._takes_flash(given):
-            return "flash"
         if self._takes_cudnn(given):
             return "cudnn"
+        if self._takes_flash(given):
+            return "flash"
         return "efficient" if self._takes_efficient(given) else "math"
 
     def _takes_flash(self, given: Operands) -> bool:
@@ -77,7 +76,7 @@ class Fused(NamedTuple):
 
     def _takes_cudnn(self, given: Operands) -> bool:
         widths = given.head_dim, given.value_dim
-        if given.dtype is fp32 or given.head_dim == given.value_dim or any(width % _CUDNN_ROW for width in widths):
+        if given.dtype is fp32 or any(width % _CUDNN_ROW for width in widths):
             return False
         return max(widths) <= self.cudnn or (self.cudnn > 0 and widths == _DEEPSEEK)
 

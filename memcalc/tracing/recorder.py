@@ -2,8 +2,8 @@
 """A recorder of torch's allocations and frees in memcalc's log.
 
 A dispatch mode sees every op that torch runs, in forward, in the recomputation of a checkpoint and in backward. Each
-new storage that an op returns gets a `memcalc.core.tensor.Storage` that lives as long as it does. Allocations within an
-op that are freed within it are not seen; on paper they are not modelled either.
+new storage that an op returns gets a `memcalc.core.tensor.Storage` that lives as long as it does. Of the allocations that
+an op frees at its end, those that memcalc.tracing.as_on_cuda knows are seen; on paper no others are modelled.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter
 
 from memcalc.core.tensor import Memory, Storage
 from memcalc.errors import InputError
+from memcalc.tracing.as_on_cuda import run_as_on_cuda
 from memcalc.tracing.description import Place, place
 from memcalc.tracing.modules import dtype_of, stacks, storage_shape
 from memcalc.tracing.values import Values
@@ -55,10 +56,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._count()
         self.running.follow_backward()
-        out = self.values.run(func, args, kwargs or {})
+        out, temporaries = run_as_on_cuda(func, args, kwargs or {}, self.values.run)
         self.running.recomputes()
         note(self.memory, func, args, kwargs or {}, out)
-        for leaf in tree_iter(out):
+        for leaf in tree_iter((out, temporaries)):
             if isinstance(leaf, torch.Tensor):
                 self.register(leaf, "activation", func._schema.name.split("::")[1])
         return out

@@ -15,6 +15,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
+from memcalc.tracing.as_on_cuda import run_as_on_cuda
 from memcalc.validate.collectives import has_local_tensors
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ class Live(TorchDispatchMode):
             and isinstance(args[0], FakeTensor)
         ):
             return 1.0
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_iter(out):
+        out, temporaries = run_as_on_cuda(func, args, kwargs or {})
+        for leaf in tree_iter((out, temporaries)):
             if isinstance(leaf, torch.Tensor):
                 self.register(leaf)
         return out

@@ -67,7 +67,7 @@ def fused_as_on_cuda(
     biased = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
     kernel = "" if fused is None else fused.kernel(_operands(query, key, value, attn_mask is not None))
     efficient = kernel == "efficient" and attn_mask is None
-    if kernel == "math" or (query.shape[-1] == value.shape[-1] and not biased and not efficient):
+    if kernel == "math" or (query.shape[-1] == value.shape[-1] and not biased and not efficient and kernel != "cudnn"):
         with sdpa_kernel(SDPBackend.MATH) if kernel == "math" else contextlib.nullcontext():
             return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     assert not enable_gqa or query.shape[1] == key.shape[1] or kernel == "cudnn"

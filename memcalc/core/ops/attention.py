@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Final
 from memcalc.core.autograd import Node
 from memcalc.core.dims import Dim, plus
 from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.ops.attention_scratch import efficient_scratch, flash_scratch
 from memcalc.core.ops.autocast import autocast
 from memcalc.core.ops.axes import narrow, pad_dim
-from memcalc.core.ops.elementwise import cast, like, recording, scale, softmax
+from memcalc.core.ops.elementwise import add_, cast, like, recording, scale, softmax
 from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.replaceable import replaceable
 from memcalc.core.ops.selection import where
@@ -91,8 +92,9 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, effici
     if recording(q, k, v):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
         saved = [q, k, v, *([] if mask is None else [mask]), result, *statistics]
+        backward = _efficient_backward if efficient or mask is not None else _flash_backward
         out.node = Node(
-            q.memory, _attention_backward, (q, k, v, *([mask] if mask is not None and biased else [])), saved, is_causal
+            q.memory, backward, (q, k, v, *([mask] if mask is not None and biased else [])), saved, is_causal
         )
     return out
 
@@ -144,10 +146,18 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
         keys, values = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
     attn = matmul(scaled_query, scale(transpose(keys, 2, 3), "mul"), SCORES)
     if mask is not None:
-        attn = attn + mask
-    attn = softmax(attn)
+        attn = add_(attn, mask)
+    attn = _softmax(attn, masked=mask is not None)
     _weights = cast(attn, q.dtype)  # the op's second output
     return cast(matmul(attn, values, "attention output"), q.dtype)
+
+
+def _softmax(scores: Tensor, *, masked: bool) -> Tensor:
+    """Compute softmax. With a mask it also looks for rows that are masked as a whole (_safe_softmax in native/SoftMax.cpp)."""
+    out = softmax(scores)
+    if masked:
+        _is_masked = like(scores, "masked scores", boolean)
+    return out
 
 
 def _repeated(x: Tensor, heads: Dim) -> Tensor:
@@ -169,8 +179,22 @@ def _causal_mask(query: Tensor, key: Tensor) -> Tensor:
     return where(lower, new_tensor(query.memory, (), query.dtype, "zero"), "additive causal mask")
 
 
-def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def _flash_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all saved tensors stay until the kernel is done
+    out = _gradients(node, saved)
+    _scratch = flash_scratch(*saved[:2])
+    return out
+
+
+def _efficient_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    """Run the memory-efficient kernel, which also takes masks; and what takes them on a GPU of an unknown kind."""
+    saved = node.unpack()
+    out = _gradients(node, saved)
+    _scratch = efficient_scratch(saved[0])
+    return out
+
+
+def _gradients(node: Node, saved: list[Tensor]) -> list[Tensor]:
     attends_backward(node.memory, saved[0].shape, saved[1].shape, saved[2].shape, saved[0].dtype, node.context)
     grads_of_qkv = [
         new_tensor(t.memory, t.shape, t.dtype, f"{name} gradient", heads_inside(t.shape))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.core.autograd import Node
 from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.ops.attention_scratch import cudnn_scratch
 from memcalc.core.ops.elementwise import like, recording
 from memcalc.core.ops.selection import where
 from memcalc.core.ops.work import attends, attends_backward
@@ -58,4 +59,6 @@ def _cudnn_attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all saved tensors stay until the kernel is done
     q, k, v = saved[:3]
     attends_backward(node.memory, q.shape, k.shape, v.shape, q.dtype, node.context)
-    return [like(x, f"{name} gradient") for x, name in zip((q, k, v), ("query", "key", "value"), strict=True)]
+    out = [like(x, f"{name} gradient") for x, name in zip((q, k, v), ("query", "key", "value"), strict=True)]
+    _scratch = cudnn_scratch(q, k, v)
+    return out

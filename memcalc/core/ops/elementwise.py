@@ -359,7 +359,9 @@ def softmax(a: Tensor, dtype: DType | None = None) -> Tensor:
 
 def _softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     (result,) = node.unpack()
-    return [new_tensor(result.memory, result.shape, result.dtype, "softmax gradient")]
+    out = new_tensor(result.memory, result.shape, result.dtype, "softmax gradient")
+    _product = like(result, "gradient times softmax")  # softmax_backward_cuda_out in native/cuda/SoftMax.cu
+    return [out]
 
 
 def dropout(a: Tensor, p: float) -> Tensor:

@@ -1,7 +1,8 @@
 """Norms as one kernel each.
 
-Layer norm saves its input, weight and bias, and mean and rstd per token. Batch norm saves its input, its weight, the running
-statistics, and mean and inverse deviation per channel (tools/autograd/derivatives.yaml, native_batch_norm).
+Layer norm saves its input, weight and bias, and mean and rstd per token, in fp32 (native/cuda/layer_norm_kernel.cu). Batch norm
+saves its input, its weight, the running statistics, and mean and inverse deviation per channel (tools/autograd/derivatives.yaml,
+native_batch_norm).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.core.autograd import Node
 from memcalc.core.dims import ONE_DIM
+from memcalc.core.dtypes import fp32
 from memcalc.core.ops.autocast import autocast
 from memcalc.core.ops.elementwise import recording
 from memcalc.core.ops.replaceable import replaceable
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Compute native_layer_norm over the last dim."""
     out = new_tensor(x.memory, x.shape, x.dtype, "layer norm")
-    statistics = [new_tensor(x.memory, (*x.shape[:-1], ONE_DIM), x.dtype, f"layer norm {s}") for s in ("mean", "rstd")]
+    statistics = [new_tensor(x.memory, (*x.shape[:-1], ONE_DIM), fp32, f"layer norm {s}") for s in ("mean", "rstd")]
     inputs = [t for t in (x, weight, bias) if t is not None]
     if recording(*inputs):
         out.node = Node(x.memory, _layer_norm_backward, inputs, [*inputs, *statistics])

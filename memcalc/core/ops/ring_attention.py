@@ -21,6 +21,7 @@ from memcalc.core.autograd import Node
 from memcalc.core.dims import Dim, whole_of
 from memcalc.core.dtypes import DType, fp32, int64
 from memcalc.core.ops.attention import heads_inside
+from memcalc.core.ops.attention_scratch import efficient_scratch, flash_scratch
 from memcalc.core.ops.axes import chunk_dim, squeeze
 from memcalc.core.ops.elementwise import cast, like, mul, recording, sigmoid, sub
 from memcalc.core.ops.shape import cat, contiguous, unsqueeze
@@ -161,8 +162,12 @@ def _kernel_gradients(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> li
     attends_backward(q.memory, q.shape, k.shape, v.shape, q.dtype, is_causal)
     named = tuple(zip((q, k, v), ("query", "key", "value"), strict=True))
     if _takes_flash(q, v):
-        return [like(x, f"{name} gradient") for x, name in named]
-    return [new_tensor(x.memory, x.shape, x.dtype, f"{name} gradient", heads_inside(x.shape)) for x, name in named]
+        out = [like(x, f"{name} gradient") for x, name in named]
+        _scratch = flash_scratch(q, k)
+        return out
+    out = [new_tensor(x.memory, x.shape, x.dtype, f"{name} gradient", heads_inside(x.shape)) for x, name in named]
+    _scratch = efficient_scratch(q)
+    return out
 
 
 class _Merger:

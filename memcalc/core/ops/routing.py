@@ -1,8 +1,6 @@
 """Ops that route tokens to experts: choosing, sorting and gathering tokens, and one product per expert.
 
-Some backwards of torch write into fresh zeros (index_backward, topk's scatter). Under a dispatch mode they write out of
-place (areAnyTensorSubclassLike in FunctionsManual.cpp). The real run that tests compare with has a dispatch mode, so it
-has two tensors, and so do these ops.
+Some backwards of torch write into fresh zeros: index_backward, topk's and gather's (FunctionsManual.cpp).
 """
 
 from __future__ import annotations
@@ -44,7 +42,6 @@ def _topk_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _written_into_zeros(node: Node, grad: Tensor, name: str) -> Tensor:
-    _zeros = new_tensor(node.memory, node.metadata[0][0], grad.dtype, name)
     return new_tensor(node.memory, node.metadata[0][0], grad.dtype, name)
 
 
