@@ -89,7 +89,12 @@ class FlashKernel(Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         q, k, v, _out, _logsumexp = ctx.saved_tensors
         assert grad.stride(-1) == 1
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        batch, tokens, heads, width = q.shape
+        out = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        _sums = torch.empty((batch, heads, tokens), dtype=torch.float32)
+        _accumulated = torch.empty((batch, tokens, heads, -(-width // 32) * 32), dtype=torch.float32)
+        _of_each_head = [torch.empty_like(q) for _ in range(2) if k.shape[2] != heads]
+        return out
 
 
 def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ class DebertaV2(Bert):
     Config = DebertaV2Config
     base = "deberta"
     attention_kinds = ("eager",)
+    layers_add_up = True  # to the gradient of the relative positions, behind their norm
 
     @property
     def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]

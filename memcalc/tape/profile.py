@@ -223,8 +223,9 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
     """Return the profile of a program. `batch` and `seq` only decide branches: the result holds for all values that
     take the same branches."""
     # Hooks act on neighbouring layers too. The first and the last layer lack a prefetch or a reduction that all others
-    # have.
-    return Profile(_cut_trace(program, choices, batch, seq, ends=1 if choices.hooks is None else 2))
+    # have. And a sum over layers is made in the last layer but one.
+    alone = choices.hooks is None and not program.layers_add_up
+    return Profile(_cut_trace(program, choices, batch, seq, ends=1 if alone else 2))
 
 
 def _cut_trace(program: Program, choices: Choices, batch: int, seq: int, ends: int) -> Trace:

@@ -44,6 +44,9 @@ _ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
 _HALF: Final = (torch.bfloat16, torch.float16)
 _HOLDERS: Final = 3
 """The references to a gradient that only the buffer holds, besides one of each dispatch mode that passes it on."""
+_REFERENCES: Final = 3
+"""Python's references to it for each of these modes: a tuple of arguments, its copy, and a name; one more is of the line that
+asks."""
 _HOLDERS_OF_STORAGE: Final = 2  # the gradient, and Python's storage of the line that asks
 _ATTENDS: Final = "fused_as_on_cuda"  # in memcalc.validate.realism: it calls torch's attention
 _SCORES: Final = 4  # dims of attention scores
@@ -69,7 +72,7 @@ def run_as_on_cuda(func: Any, args: Any, kwargs: Any, run: Run = call) -> tuple[
         return out, _SCRATCH[func](*args, **kwargs)
     if func is _LAYER_NORM and args[0].dtype in _HALF:
         out, *statistics = out
-        return (out, *(torch.empty_like(x, dtype=torch.float32) for x in statistics)), ()
+        return (out, *(x.to(torch.float32) for x in statistics)), ()
     return out, ()
 
 
@@ -125,6 +128,7 @@ def _is_the_buffers(gradient: torch.Tensor, modes: int) -> bool:
     storage = gradient.untyped_storage()._cdata
     return (
         gradient._use_count() == _HOLDERS + modes
+        and sys.getrefcount(gradient) == 1 + _REFERENCES * modes
         and torch._C._storage_Use_Count(storage) == _HOLDERS_OF_STORAGE
         and is_non_overlapping_and_dense_or_false(gradient)
     )

@@ -30,7 +30,11 @@ def operands(
 @pytest.mark.parametrize(
     ("capability", "given", "kernel"),
     [
-        ("9.0", operands(bf16, kv_heads=2), "flash"),
+        ("9.0", operands(bf16, kv_heads=2), "cudnn"),
+        ("10.0", operands(fp16, masked=True), "cudnn"),
+        ("10.0", operands(fp16, width=256), "flash"),  # wider than cuDNN takes there
+        ("9.0", operands(bf16, width=100), "flash"),  # rows that cuDNN does not take
+        ("8.0", operands(bf16, kv_heads=2), "flash"),
         ("8.0", operands(fp16), "flash"),
         ("8.0", operands(bf16, masked=True), "efficient"),
         ("8.0", operands(bf16, width=264), "efficient"),  # flash has no heads wider than 256
@@ -53,7 +57,7 @@ def operands(
         ("8.9", operands(bf16, width=200), "efficient"),  # flash attention has no backward for it on Ada
         ("8.9", operands(bf16, width=200, kv_heads=1), "math"),
         ("8.9", operands(bf16, width=256, kv_heads=1), "flash"),
-        ("9.0", operands(bf16, width=200, kv_heads=1), "flash"),
+        ("9.0", operands(bf16, width=200, kv_heads=1), "cudnn"),
         ("12.0", operands(bf16, width=200), "efficient"),
         ("7.0", operands(fp16), "efficient"),
         ("7.5", operands(fp16, kv_heads=2), "math"),
@@ -154,7 +158,9 @@ def test_without_a_gpu_or_with_fused_kernels_nothing_moves() -> None:
     def phases(**options: Any) -> dict[str, int]:
         return memcalc.estimate(deepcopy(LLAMA), micro_batch_size=2, seq_len=512, **options).phases
 
-    assert phases(precision="bf16", gpu=HOPPER) == phases(precision="bf16")
+    assert phases(precision="bf16", gpu=AMPERE) == phases(precision="bf16")
+    layers, state = LLAMA["num_hidden_layers"], 16  # of cuDNN's dropout
+    assert phases(precision="bf16", gpu=HOPPER)["forward"] == phases(precision="bf16")["forward"] + layers * state
     assert phases(precision="fp32", gpu="mi300x") == phases(precision="fp32")
     scores = 2 * 6 * 512 * 512 * 4
     assert phases(precision="fp32", gpu=HOPPER)["forward"] > phases(precision="fp32")["forward"] + 4 * scores

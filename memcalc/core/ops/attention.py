@@ -147,16 +147,15 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     attn = matmul(scaled_query, scale(transpose(keys, 2, 3), "mul"), SCORES)
     if mask is not None:
         attn = add_(attn, mask)
-    attn = _softmax(attn, masked=mask is not None)
+    attn = _safe_softmax(attn)
     _weights = cast(attn, q.dtype)  # the op's second output
     return cast(matmul(attn, values, "attention output"), q.dtype)
 
 
-def _softmax(scores: Tensor, *, masked: bool) -> Tensor:
-    """Compute softmax. With a mask it also looks for rows that are masked as a whole (_safe_softmax in native/SoftMax.cpp)."""
+def _safe_softmax(scores: Tensor) -> Tensor:
+    """Compute softmax, and look for rows that are masked as a whole (native/SoftMax.cpp)."""
     out = softmax(scores)
-    if masked:
-        _is_masked = like(scores, "masked scores", boolean)
+    _is_masked = like(scores, "masked scores", boolean)
     return out
 
 

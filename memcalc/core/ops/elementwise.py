@@ -369,8 +369,8 @@ def dropout(a: Tensor, p: float) -> Tensor:
     nothing."""
     if p == 0.0:
         return a
+    mask = like(a, "dropout mask", boolean)  # before the result (dropout_cuda in native/cuda/Dropout.cu)
     out = like(a, "dropout")
-    mask = like(a, "dropout mask", boolean)
     return record(out, _from_saved_backward_mask, (a,), (mask,))
 
 

@@ -78,6 +78,9 @@ class Program:
     """True if all layers are one stack, so that a number says which layer is meant."""
     layers_share: bool = False
     """True if a layer uses weights of another one."""
+    layers_add_up: bool = False
+    """True if all layers give a gradient to one tensor that is no weight: the second one in backward makes the sum, and later
+    ones add to it."""
     has_sequence: bool = True
     """True if the batch is sequences, so that their length has a meaning."""
     autocasts: bool = True
