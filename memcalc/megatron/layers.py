@@ -195,6 +195,9 @@ def _embedding_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         shape = (saved[0].shape[0], tp.whole, grad.shape[2])
         grad = new_tensor(node.memory, shape, grad.dtype, "gathered gradient")
         tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, grad.dtype)
-    if tp.ranks > 1:
+    if tp.ranks > 1:  # a node of its own (masked ids are written over), which frees its mask and its gradient
         grad = like(grad, "gradient inside the vocabulary")
+        grads.clear()
+        del saved[1:]
+        node.saved = node.saved[:1]
     return [new_tensor(node.memory, node.metadata[0][0], grad.dtype, f"{name} weight gradient")]

@@ -30,9 +30,10 @@ Run = Callable[[Any, Any, Any], Any]
 Temporaries = tuple[torch.Tensor, ...]
 
 _ADD: Final = torch.ops.aten.add.Tensor
+_INDEX_PUT: Final = torch.ops.aten.index_put.default
 _IN_PLACE: Final[dict[Any, Any]] = {
     _ADD: torch.ops.aten.add_.Tensor,
-    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    _INDEX_PUT: torch.ops.aten.index_put_.default,
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
 }
@@ -114,8 +115,8 @@ _SCRATCH: Final[dict[Any, Callable[..., Temporaries]]] = {
 def writes_in_place(func: Any, args: Any) -> bool:
     """Tell whether a run without dispatch modes does this op in place, and nobody sees that."""
     caller, modes = _caller()
-    if func is not _ADD:
-        return caller is _ENGINE
+    if func is not _ADD:  # the gradient of what index_put wrote over has no fresh zeros to write into
+        return caller is _ENGINE and (func is not _INDEX_PUT or args[3:] == (True,))
     if not isinstance(args[1], torch.Tensor):
         return False
     if caller is _ENGINE:

@@ -56,17 +56,20 @@ def of_step(report: Report) -> Counter[tuple[str, int, int]]:
 def test_what_clipping_sends(name: str) -> None:
     """And its numbers, where the fused step has nothing beside them."""
     case = CASES[name]
-    report, real = both(case if case.cp > 1 else case._replace(workload=SHALLOW), EVEN)
+    config, workload = EVEN, SHALLOW
+    if case.cp > 1:  # heads so wide that the rank which the oracle runs has the highest peak
+        config, workload = EVEN | {"head_dim": 32}, case.workload
+    report, real = both(case._replace(workload=workload), config)
     assert of_step(report) == Counter(real.norms)
     assert phases(report) == real_phases(real)
     rest = [c for c in report.collectives if c.phase != "step"]
     plain, unclipped = both(
         case._replace(
-            workload=case.workload if case.cp > 1 else SHALLOW,
+            workload=workload,
             options={k: v for k, v in case.options.items() if k != "clip_grad_norm"},
             real={k: v for k, v in case.real.items() if k != "clips"},
         ),
-        EVEN,
+        config,
     )
     assert plain.collectives == rest
     check(plain, unclipped)
