@@ -128,7 +128,7 @@ def _is_the_buffers(gradient: torch.Tensor, modes: int) -> bool:
     """Tell whether only the buffer of a node holds a gradient, and the gradient is no view."""
     storage = gradient.untyped_storage()._cdata
     return (
-        gradient._use_count() == _HOLDERS + modes
+        gradient._use_count() == _HOLDERS + modes  # pyright: ignore[reportAttributeAccessIssue]
         and sys.getrefcount(gradient) == 1 + _REFERENCES * modes
         and torch._C._storage_Use_Count(storage) == _HOLDERS_OF_STORAGE
         and is_non_overlapping_and_dense_or_false(gradient)
