@@ -196,8 +196,7 @@ def _embedding_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         grad = new_tensor(node.memory, shape, grad.dtype, "gathered gradient")
         tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, grad.dtype)
     if tp.ranks > 1:  # a node of its own (masked ids are written over), which frees its mask and its gradient
-        grad = like(grad, "gradient inside the vocabulary")
-        grads.clear()
+        grads[0] = grad = like(grad, "gradient inside the vocabulary")
         del saved[1:]
         node.saved = node.saved[:1]
     return [new_tensor(node.memory, node.metadata[0][0], grad.dtype, f"{name} weight gradient")]

@@ -8,7 +8,7 @@
   tensor (areAnyTensorSubclassLike).
 - The backward of softmax multiplies its gradient by its result first (softmax_backward_cuda_out in
   aten/src/ATen/native/cuda/SoftMax.cu).
-- The softmax of masked scores looks for rows that are masked as a whole (_safe_softmax in aten/src/ATen/native/SoftMax.cpp).
+- The softmax of the math kernel looks for rows that are masked as a whole (_safe_softmax in aten/src/ATen/native/SoftMax.cpp).
 - The backward of fused attention takes what memcalc.core.ops.attention_scratch says.
 - Layer norm's statistics are in fp32, whatever its input is (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
 """
@@ -29,18 +29,19 @@ from memcalc.core.ops.attention_scratch import CUDNN_MORE, cudnn_bytes, efficien
 Run = Callable[[Any, Any, Any], Any]
 Temporaries = tuple[torch.Tensor, ...]
 
-_ADD: Final = torch.ops.aten.add.Tensor
-_INDEX_PUT: Final = torch.ops.aten.index_put.default
+_ATEN: Final = torch.ops.aten
+_ADD: Final = _ATEN.add.Tensor
+_INDEX_PUT: Final = _ATEN.index_put.default
 _IN_PLACE: Final[dict[Any, Any]] = {
-    _ADD: torch.ops.aten.add_.Tensor,
-    _INDEX_PUT: torch.ops.aten.index_put_.default,
-    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
-    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    _ADD: _ATEN.add_.Tensor,
+    _INDEX_PUT: _ATEN.index_put_.default,
+    _ATEN.scatter.src: _ATEN.scatter_.src,
+    _ATEN.scatter_add.default: _ATEN.scatter_add_.default,
 }
-_SOFTMAX_BACKWARD: Final = torch.ops.aten._softmax_backward_data.default
-_SAFE_SOFTMAX: Final = torch.ops.aten._safe_softmax.default
-_LAYER_NORM: Final = torch.ops.aten.native_layer_norm.default
-_LAYER_NORM_BACKWARD: Final = torch.ops.aten.native_layer_norm_backward.default
+_SOFTMAX_BACKWARD: Final = _ATEN._softmax_backward_data.default
+_SAFE_SOFTMAX: Final = _ATEN._safe_softmax.default
+_LAYER_NORM: Final = _ATEN.native_layer_norm.default
+_LAYER_NORM_BACKWARD: Final = _ATEN.native_layer_norm_backward.default
 _ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
 _HALF: Final = (torch.bfloat16, torch.float16)
 _HOLDERS: Final = 3
@@ -103,7 +104,6 @@ def _in_fp32(like: torch.Tensor, shape: Any) -> torch.Tensor:
     return like.new_empty(tuple(shape), dtype=torch.float32)
 
 
-_ATEN: Final = torch.ops.aten
 _SCRATCH: Final[dict[Any, Callable[..., Temporaries]]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default: _of_flash,
     _ATEN._scaled_dot_product_flash_attention_backward.default: _of_flash,

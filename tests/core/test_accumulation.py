@@ -106,6 +106,24 @@ def test_as_many_tensors_as_torch(name: str) -> None:
     assert of_memcalc(paper) == of_torch(real)
 
 
+def test_the_oracle_leaves_the_gradient_of_what_is_written_over_alone() -> None:
+    def written(x: torch.Tensor) -> torch.Tensor:
+        return torch.index_put(x, (torch.tensor([0, 1]),), torch.zeros(2, SIDE)) * 2
+
+    assert under_a_mode(written) == of_torch(written) == 3  # of both products, and a copy of one
+
+
+def test_the_oracle_sees_who_else_holds_a_gradient() -> None:
+    def held(x: torch.Tensor) -> torch.Tensor:
+        y, z = torch.sigmoid(x), x * 3
+        assert z.grad_fn is not None
+        z.grad_fn.register_hook(lambda given, taken: kept.append(given))
+        return y + z
+
+    kept: list[object] = []
+    assert under_a_mode(held) == of_torch(held)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_oracle_sees_what_happens_without_it(name: str) -> None:
     real, _ = CASES[name]

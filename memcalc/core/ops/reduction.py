@@ -25,10 +25,8 @@ _INDEX_LIMIT: Final = 2**31 - 1
 
 def reduction_scratch(rows: int, columns: int, itemsize: int, stacks: int = 1) -> int:
     """Return the bytes of the partial sums when (stacks, rows, columns) is reduced over its rows; 0 if there are none."""
-    while (
-        rows * columns * stacks * itemsize > _INDEX_LIMIT and rows > 1
-    ):  # a part after the other (with_32bit_indexing)
-        rows = -(-rows // 2)
+    while rows * columns * stacks * itemsize > _INDEX_LIMIT and rows > 1:
+        rows = -(-rows // 2)  # one half after the other (with_32bit_indexing)
     vector = next(size for size in (_MOST_OUTPUTS, 2, 1) if columns % size == 0)
     outputs = columns * stacks
     width, height = _block(outputs // vector, rows, _MOST_THREADS // vector)
