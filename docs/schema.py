@@ -233,6 +233,24 @@ DECISIONS: dict[str, tuple[str, dict[str, str]]] = {
             }),
         },
     ),
+    "compare --deepspeed-table": (
+        "`memcalc compare … --deepspeed-table --json`: [DeepSpeed's tables](compare.md#deepspeeds-tables).",
+        {
+            "additional_buffer_factor": "the factor of DeepSpeed's default by which the host's bytes are multiplied",
+            "deepspeed_tables": "a table for each model, number of GPUs and ZeRO stage",
+            **_under("deepspeed_tables[]", {
+                "model": "its name", "total_params": "parameters; tied ones count once",
+                "largest_layer_params": "parameters of the module that itself holds the most",
+                "nodes": "hosts", "gpus_per_node": "GPUs of each", "zero": "2 or 3",
+                "needs": "the lines of the table, in DeepSpeed's order",
+            }),
+            **_under("deepspeed_tables[].needs[]", {
+                "offload_optimizer": "whether the optimizer is on the host", "offload_param": "whether the weights are",
+                "zero_init": "whether the model is built under `deepspeed.zero.Init`; null for ZeRO-2",
+                "cpu": "bytes of each host", "gpu": "bytes of each GPU",
+            }),
+        },
+    ),
     "fit": (
         "`memcalc fit … --json`. `model`, `setup`, `memory` and `fit` are those of the value's estimate; if nothing fits, of\n"
         "the value that comes closest, and `advice` has what would help.",

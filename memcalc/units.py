@@ -45,6 +45,11 @@ def show_bytes(nbytes: int) -> str:
     return f"{sign}{size} B"
 
 
+def in_gib(nbytes: int) -> float:
+    """Return a size in GiB."""
+    return nbytes / GIB
+
+
 def show_gb(nbytes: int | float) -> str:
     """A size in decimal units, three digits of it: "112 GB", "1.88 GB"."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

@@ -16,6 +16,8 @@ memcalc compare llama-7b --gpus 8 --zero 1,2,3 --gpu a100-80gb
 memcalc compare llama-3-8b,qwen3-8b -g 8 --engine fsdp2 -b 1,2 --bars
 
 memcalc compare llama-7b -g 8 --zero 3 --gpu a100-80gb,h100-80gb --price 2,4
+
+memcalc compare llama-7b -g 8 --deepspeed-table
 """
 
 
@@ -42,6 +44,14 @@ def compare(
     bars: Annotated[
         bool, typer.Option("--bars", help="Bars of each step's time and memory.", rich_help_panel="Output")
     ] = False,
+    deepspeed_table: Annotated[
+        bool,
+        typer.Option(
+            "--deepspeed-table",
+            help="DeepSpeed's own tables of model states for ZeRO-2 and 3, with and without offload.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel="Output")] = False,
     **setup: Any,
 ) -> None:
@@ -53,6 +63,9 @@ def compare(
     from memcalc.decisions.compare import compare as run
 
     given = values_of_words({"model": o.model_of(name, model), "params": params, **setup})
+    if deepspeed_table:
+        _deepspeed_table({**given, "price": price, "bars": bars or None}, json)
+        return
     prices = numbers("price", price)
     with waiting("the steps, on paper"):
         compared = run(price=prices, **given)
@@ -66,3 +79,18 @@ def compare(
     from memcalc.decisions.compare_table import print_compared
 
     print_compared(compared, sys.stdout, bars=bars, waiting=waiting)
+
+
+def _deepspeed_table(given: dict[str, Any], json: bool) -> None:
+    import sys
+
+    from memcalc.decisions.deepspeed_lines import print_tables
+    from memcalc.decisions.deepspeed_table import deepspeed_tables
+
+    tables = deepspeed_tables(**given)
+    if json:
+        import json as library
+
+        print(library.dumps(tables.to_dict(), indent=1, ensure_ascii=False))
+    else:
+        print_tables(tables, sys.stdout)
