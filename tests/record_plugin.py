@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +33,7 @@ TIMES_THE_SAMPLE = {"live": 1.0, "slow": 10.0}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("records", "real libraries, on record or live")
-    group.addoption("--live", action="store_true", help="run every oracle, and fail where a record has drifted")
+    group.addoption("--live", action="store_true", help="run every call of the oracles, and fail where a record has drifted")
     group.addoption(
         "--record", action="store_true", help="run every oracle, and write what it returns to tests/records/"
     )
@@ -42,14 +45,23 @@ def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     if option.sample_seed is None:  # workers get the controller's
         option.sample_seed = datetime.date.today().isoformat()
+    config.stash[CLAIMS] = getattr(config, "workerinput", {}).get("claims") or tempfile.mkdtemp()
     mode = Mode.RECORD if option.record else Mode.LIVE if option.live else Mode.SAMPLE
-    own = Records(mode, seed=option.sample_seed, share=option.sample / 100)
+    own = Records(mode, seed=option.sample_seed, share=option.sample / 100, claims=Path(config.stash[CLAIMS]))
     config.stash[OWN], config.stash[ALL] = own, Gathered()
     records.current = own
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     records.current = None
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(config.stash[CLAIMS], ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker the folder in which all processes say what they run live."""
+    node.workerinput["claims"] = node.config.stash[CLAIMS]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -64,7 +76,7 @@ def header(own: Records) -> list[str]:
     said = ", ".join(f"{name} {version}" for name, version in read_versions(own.folder).items())
     how = {
         Mode.SAMPLE: f"{100 * own.share:g} % of the calls run live, --sample-seed {own.seed}",
-        Mode.LIVE: "every call runs live",
+        Mode.LIVE: "every call runs live once",
         Mode.RECORD: "every call runs live and is written",
     }
     return [f"records: of {said}; {how[own.mode]}", *other_versions(own.folder)]
@@ -121,6 +133,7 @@ class Gathered:
 
 OWN = pytest.StashKey[Records]()
 ALL = pytest.StashKey[Gathered]()
+CLAIMS = pytest.StashKey[str]()
 
 
 def handed_over(own: Records) -> str:

@@ -117,6 +117,21 @@ def test_a_record_that_has_drifted_fails(run: tuple[Mode, float], tmp_path: Path
             stepped({"layers": 2})
 
 
+def test_a_run_with_several_processes_runs_each_call_live_once(tmp_path: Path) -> None:
+    folder, claims = tmp_path / "records", tmp_path / "claims"
+    folder.mkdir()
+    claims.mkdir()
+    recorded(folder)
+    runs = [Records(Mode.LIVE, folder=folder, claims=claims) for _ in range(2)]
+    for run in runs:
+        with using(run):
+            assert stepped({"layers": 2}) == stepped({"layers": 2}) == STEP
+    assert [run.ran_live for run in runs] == [1, 0]
+    assert runs[0].asked == runs[1].asked == {ORACLE: {CALL}}
+    with using(runs[1]), pytest.raises(Drifted, match="has no record"):
+        stepped({"layers": 3})
+
+
 def test_a_call_without_a_record_runs_and_fails_where_all_are_live(tmp_path: Path) -> None:
     returned[:] = [STEP]
     default = Records(Mode.SAMPLE, folder=tmp_path)
