@@ -33,7 +33,9 @@ TIMES_THE_SAMPLE = {"live": 1.0, "slow": 10.0}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("records", "real libraries, on record or live")
-    group.addoption("--live", action="store_true", help="run every call of the oracles, and fail where a record has drifted")
+    group.addoption(
+        "--live", action="store_true", help="run every call of the oracles, and fail where a record has drifted"
+    )
     group.addoption(
         "--record", action="store_true", help="run every oracle, and write what it returns to tests/records/"
     )
