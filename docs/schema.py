@@ -269,6 +269,22 @@ DECISIONS: dict[str, tuple[str, dict[str, str]]] = {
             "also_fits": "those of `tried` that fit, after a gap",
         },
     ),
+    "fit --ladder": (
+        "`memcalc fit … --ladder --json`. `setup`, `memory`, `time` and `fit` of a rung are those of its estimate, and null\n"
+        "for a refused one; `model` is as above.",
+        {
+            "first_fit": "the place of the lowest rung that fits, from 0; null if none does",
+            "ladder": "the setup as given, then the rungs in their order",
+            **_under("ladder[]", {
+                "name": "what the rung does", "adds": "the options that it sets",
+                "flags": "all options that differ from those given, up to this rung",
+                "setup": "as above", "memory": "as above", "time": "as above", "fit": "as above",
+                "saves": "bytes of the device that it saves over the rung before; null for the first and for a refused one",
+                "takes": "the time of a step over that of the setup as given; null where one of both is not known",
+                "error": "why the rung is refused, in one line; null if it is not",
+            }),
+        },
+    ),
 }  # fmt: skip
 """The keys of the documents of other commands, each with the document's description; keys of an estimate are left out."""
 

@@ -11,6 +11,7 @@ import schema
 import memcalc
 from memcalc.decisions.deepspeed_table import deepspeed_tables
 from memcalc.decisions.fit import fit
+from memcalc.decisions.ladder import ladder
 
 SETUPS: list[tuple[Any, dict[str, Any]]] = [
     ("llama-7b", {}),
@@ -74,6 +75,11 @@ FOUND = [fit("micro-batch-size", "gpt2", gpu="t4"), fit("micro-batch-size", "lla
     [
         ("compare", [COMPARED.to_dict()], tuple(f"columns[].{name}" for name in AS_ABOVE)),
         ("compare --deepspeed-table", [deepspeed_tables("llama-7b", gpus=8).to_dict()], ()),
+        (
+            "fit --ladder",
+            [ladder("gpt2", gpus=2, gpu="t4").to_dict()],
+            (*AS_ABOVE, *(f"ladder[].{name}" for name in (*AS_ABOVE, "adds", "flags"))),
+        ),
         ("fit", [found.to_dict() for found in FOUND], AS_ABOVE),
     ],
 )
@@ -87,7 +93,7 @@ def test_documents_of_decisions(name: str, documents: list[dict[str, Any]], left
         if path == "next.row.grows_by" or not path.startswith(inside)
     }
     described = set(schema.DECISIONS[name][1])
-    assert real - described == {"schema_version", *(set(AS_ABOVE) & real if name == "fit" else ())}
+    assert real - described == {"schema_version", *(set(AS_ABOVE) & real if name.startswith("fit") else ())}
     assert described - real == set()
     for path in described:
         assert f"| `{path}` |" in schema.page(DOCUMENTS[0]["setup"])

@@ -1,0 +1,162 @@
+"""`memcalc fit --ladder`: what people change, one after the other, when a step does not fit a GPU.
+
+The order is that of the guides of DeepSpeed and transformers: recompute first, then share out more, then move to the host,
+and last to files. Each rung keeps those below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.core.collector import without_collections
+from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
+from memcalc.inputs.model import load_model
+from memcalc.report.document import (
+    SCHEMA_VERSION,
+    fit_document,
+    memory_document,
+    model_document,
+    setup_document,
+)
+from memcalc.report.time import time_document
+from memcalc.timing.kernels import Unknown
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+
+RUNGS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
+    ("recompute in backward", {"recompute": "full"}),
+    ("share out gradients", {"zero": 2}),
+    ("optimizer on the host", {"offload_optimizer": "cpu"}),
+    ("share out weights", {"zero": 3}),
+    ("weights on the host", {"offload_params": "cpu"}),
+    ("optimizer in files", {"offload_optimizer": "nvme"}),
+    ("weights in files", {"offload_params": "nvme"}),
+)
+"""A name of each rung, and the options that it sets."""
+_ENGINES: Final = ("none", "ddp", "deepspeed")
+"""The engines of a setup from which DeepSpeed's stages are the next step."""
+EXAMPLE: Final = "memcalc fit llama-7b --gpus 8 --gpu a100-80gb --ladder"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung. `report` is None if it is refused, and `error` is the reason; the rungs above then do without it."""
+
+    name: str
+    adds: Mapping[str, Any]
+    """The options that it sets; empty for the setup as it was given."""
+    flags: Mapping[str, Any]
+    """All options that differ from the given ones, up to this rung."""
+    report: Report | None
+    error: str | None
+    saves: int | None
+    """Bytes of the device that it saves over the rung before; negative if it needs more. None for a refused or the first one."""
+    takes: float | None
+    """The time of a step over that of the setup as given; None where one of both is not known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rung for JSON. The sub-documents are those of `memcalc.estimate`; null for a refused rung."""
+        one = self.report
+        return {
+            "name": self.name,
+            "adds": dict(self.adds),
+            "flags": dict(self.flags),
+            "setup": None if one is None else setup_document(one),
+            "memory": None if one is None else memory_document(one),
+            "time": None if one is None else time_document(one),
+            "fit": None if one is None else fit_document(one),
+            "saves": self.saves,
+            "takes": self.takes,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True)
+class Ladder:
+    rungs: tuple[Rung, ...]
+
+    @property
+    def first_fit(self) -> int | None:
+        """Return the place of the lowest rung that fits; None if none does."""
+        fits = (place for place, rung in enumerate(self.rungs) if rung.report is not None and rung.report.fits)
+        return next(fits, None)
+
+    @without_collections()
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        first = self.rungs[0].report
+        assert first is not None
+        rungs = [rung.to_dict() for rung in self.rungs]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": model_document(first),
+            "first_fit": self.first_fit,
+            "ladder": rungs,
+        }
+
+
+@without_collections()
+def ladder(model: Any = None, *, params: Any = None, **options: Any) -> Ladder:
+    """Return the setup as given, and each rung above it that the given options do not have already.
+
+    Give `model` and `options` as for `memcalc.estimate`. Raise InputError if the setup itself is refused, without a GPU or a
+    model, and for an engine that has no such rungs.
+    """
+    if model is None or params is not None:
+        raise InputError(f"--ladder: needs --model, whose step is recomputed and moved; as in: {EXAMPLE}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.get("gpu") is None:
+        raise InputError(f"--gpu: missing; --ladder needs the GPU that the setup has to fit; as in: {EXAMPLE}")
+    loaded = load_model(model)
+    first = estimate(loaded, **given)
+    if first.setup.engine not in _ENGINES:
+        why = f"engine {first.setup.engine} has other rungs than DeepSpeed's"
+        raise InputError(f"--ladder: {why}; allowed: with --engine {', '.join(_ENGINES)}")
+    return Ladder(tuple(_climbed(loaded, given, first)))
+
+
+def _climbed(model: Any, given: Mapping[str, Any], first: Report) -> Iterator[Rung]:
+    below = first
+    yield Rung("as given", {}, {}, first, None, None, None)
+    flags: dict[str, Any] = {}
+    for name, adds in RUNGS:
+        if not _is_new(adds, below):
+            continue
+        adds = _with_engine(adds, below, given)
+        asked = {**flags, **adds}
+        try:
+            report = estimate(model, **{**given, **asked})
+        except InputError as error:
+            yield Rung(name, adds, asked, None, str(error), None, None)
+            continue
+        flags, saved = asked, below.device - report.device
+        yield Rung(name, adds, asked, report, None, saved, _longer(report, first))
+        below = report
+
+
+def _is_new(adds: Mapping[str, Any], below: Report) -> bool:
+    """Return False for a rung that a setup has already: a higher stage has the lower one, and files come after the host."""
+    setup = below.setup
+    return not all(
+        getattr(setup, name) in (value, "nvme") or (name == "zero" and setup.zero > value)
+        for name, value in adds.items()
+    )
+
+
+def _with_engine(adds: Mapping[str, Any], below: Report, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a rung, with DeepSpeed as the engine of its own ones: one GPU or a given engine has another."""
+    own = "recompute" not in adds
+    if own and below.setup.engine != "deepspeed" and (below.setup.gpus == 1 or "engine" in given):
+        return {"engine": "deepspeed", **adds}
+    return adds
+
+
+def _longer(report: Report, first: Report) -> float | None:
+    time, before = report.time, first.time
+    if isinstance(time, Unknown) or isinstance(before, Unknown):
+        return None
+    return time.seconds / before.seconds
