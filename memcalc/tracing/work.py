@@ -65,13 +65,17 @@ _NO_KERNELS: Final = ("empty", "empty_like", "empty_strided", "new_empty", "new_
 
 
 def _streams(memory: Memory, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Record an op that multiplies no matrices, with the tensors that it reads and writes, unless it makes a view."""
+    """Record an op that multiplies no matrices, with the tensors that it reads and writes, unless it makes a view.
+
+    An op that writes in place as on CUDA returns the tensor itself that it was given, which no view is.
+    """
     name = func._schema.name.split("::")[1]
     read = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     written = [leaf for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)]
     old = {tensor.untyped_storage()._cdata for tensor in read}
     is_new = any(tensor.untyped_storage()._cdata not in old for tensor in written)
-    if name in _NO_KERNELS or not (is_new or func._schema.is_mutable):
+    is_given = any(tensor is other for tensor in written for other in read)
+    if name in _NO_KERNELS or not (is_new or is_given or func._schema.is_mutable):
         return
     phase = "recomputation" if memory.recomputing else memory.phase
     operands = tuple(
