@@ -16,8 +16,9 @@ from memcalc.core.dims import Dim
 Hint = Any
 OFF = (
     ("lora_rank", 0), ("quantize", "none"), ("task", "pretrain"), ("offload_optimizer", "none"), ("offload_params", "none"),
+    ("liger", "rope,rms_norm,swiglu"), ("liger", "rope,rms_norm,geglu"),
 )  # fmt: skip
-"""The values of options that switch something off."""
+"""The values of options that switch something off, or leave a part of it on that was always on."""
 PLAIN = (NoneType, bool, int, float, str)
 
 

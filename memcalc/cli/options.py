@@ -258,7 +258,7 @@ Attention = Annotated[
 ]
 CrossEntropy = Annotated[
     str | None,
-    option("eager, vocab-parallel, fused, chunked, flash. (default: by --kernels)", METHOD, "--cross-entropy"),
+    option("eager, vocab-parallel, fused, chunked, flash, liger. (default: by --kernels)", METHOD, "--cross-entropy"),
 ]
 Kernels = Annotated[
     str | None,
@@ -266,6 +266,15 @@ Kernels = Annotated[
         "hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf; megatron with engine megatron)",
         METHOD,
         "--kernels",
+    ),
+]
+Liger = Annotated[
+    str | None,
+    option(
+        "Parts of Liger-Kernel in the layers: rope, rms_norm, swiglu or geglu, with commas or +. (default: all, with --kernels "
+        "fused)",
+        METHOD,
+        "--liger",
     ),
 ]
 Gpu = Annotated[

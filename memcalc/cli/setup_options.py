@@ -44,6 +44,7 @@ def _setup(
     attention: o.Attention = None,
     cross_entropy: o.CrossEntropy = None,
     kernels: o.Kernels = None,
+    liger: o.Liger = None,
     freeze: t.Freeze = None,
     lora_rank: t.LoraRank = None,
     lora_targets: t.LoraTargets = None,

@@ -339,7 +339,8 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
 
         kernels = KERNELS
     else:
-        kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
+        selective = setup.recompute == "selective"
+        kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=selective, liger_parts=setup.liger)
     if setup.attention == "sdpa" and setup.kernels != "megatron":
         kernels = on_gpu(kernels, fused_kernels(setup.gpu))
     if setup.cp == 1:

@@ -67,6 +67,7 @@ FAMILY: Final = Family(
         stages=True,
         chunked_loss=True,
         liger="llama",
+        liger_loss=False,
         megatron_kernels=True,
         architecture=_architecture,
         megatron_deepspeed=True,

@@ -59,6 +59,7 @@ class Options(NamedTuple):
     padded: bool = False
     expert_imbalance: float = 1.0
     kernels: str | None = None
+    liger: str | None = None
     engine: str | None = None
     freeze: str | None = None
     lora_rank: int = 0
@@ -98,7 +99,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),
-    "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked", "flash"),
+    "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked", "flash", "liger"),
     "lora_bias": ("none", "all", "lora_only"),
     "adapter_dtype": ("fp32", "bf16", "fp16"),
     "base_dtype": ("fp32", "bf16", "fp16"),
@@ -137,6 +138,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
 TEXTS: Final[dict[str, str]] = {
     "freeze": "names of parts with commas, such as embeddings,first:4",
     "modules_to_save": "names of modules with commas, such as lm_head,embed_tokens",
+    "liger": "parts of Liger-Kernel with commas or +, such as rope,rms_norm",
     "lora_targets": "default, all-linear, or names of linear layers with commas, such as q_proj,v_proj",
 }
 """The options that take words of their own, with what they allow."""

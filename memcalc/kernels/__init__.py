@@ -2,8 +2,8 @@
 
 `hf` is transformers' own code; `fused` is Liger-Kernel as it patches transformers; `megatron` is Megatron-Core with
 Transformer Engine. The loss is a separate choice: `eager` (transformers'), `fused` (Liger's, or Transformer Engine's
-with Megatron's kernels), `chunked` (torch's linear_cross_entropy), `flash` (flash-attn's, over
-half-precision logits), `vocab-parallel` (Megatron's).
+with Megatron's kernels), `liger` (Liger's, over fp32 logits), `chunked` (torch's linear_cross_entropy), `flash`
+(flash-attn's, over half-precision logits), `vocab-parallel` (Megatron's).
 """
 
 from __future__ import annotations
@@ -78,12 +78,17 @@ def losses(kernels: str, model_type: str) -> tuple[str, ...]:
     fused = ("fused",) if support.liger is not None else ()
     chunked = ("chunked",) if support.chunked_loss else ()
     flash = ("flash",) if fused or chunked else ()
-    return ("eager", *fused, *chunked, *flash)
+    liger = ("liger",) if fused and support.liger_loss else ()
+    return ("eager", *fused, *chunked, *flash, *liger)
 
 
 @cache
-def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool = False) -> Kernels:
-    """Return the kernels of a run. `selective` is Megatron's recomputation of core attention only."""
+def choose(
+    model_type: str, kernels: str, cross_entropy: str, *, selective: bool = False, liger_parts: str | None = None
+) -> Kernels:
+    """Return the kernels of a run. `selective` is Megatron's recomputation of core attention only. `liger_parts` names what
+    of Liger's is on with fused kernels (`memcalc.kernels.liger_parts`); None: all.
+    """
     if (kernels, cross_entropy) == ("hf", "eager"):
         return TRANSFORMERS
     replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -95,7 +100,8 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
         replaced |= megatron.LOSSES[cross_entropy]
         return Kernels(tuple(replaced.items()), f"{_MEGATRON}; {_TORCH}", "modelled")
     from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss
-    from memcalc.kernels import chunked_loss, flash_loss, liger, loss_parallel
+    from memcalc.kernels import chunked_loss, flash_loss, liger, liger_loss, loss_parallel
+    from memcalc.kernels.liger_parts import chosen_parts
 
     if cross_entropy == "vocab-parallel":
         return Kernels(((causal_lm_loss, loss_parallel.causal_lm_loss),), _LOSS_PARALLEL, "exact")
@@ -104,7 +110,8 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
     if kernels == "fused":
         patches = support_of(model_type).liger
         assert patches is not None
-        replaced |= liger.PATCHES[patches]
+        for part in chosen_parts(liger_parts, model_type):
+            replaced |= liger.PATCHES[patches][part]
         sources.insert(0, _LIGER)
     chunks = None
     if cross_entropy == "fused":
@@ -113,6 +120,9 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
     elif cross_entropy == "flash":
         replaced[causal_lm_loss] = flash_loss.causal_lm_loss
         sources.insert(0, _FLASH)
+    elif cross_entropy == "liger":
+        replaced[causal_lm_loss] = liger_loss.causal_lm_loss
+        sources.insert(0, _LIGER)
     elif cross_entropy == "chunked":
         replaced[lm_head_loss], chunks = chunked_loss.lm_head_loss, chunked_loss.loss_chunks
         sources.insert(0, _CHUNKED)

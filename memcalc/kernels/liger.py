@@ -193,21 +193,17 @@ _ROPE: Final[Replacements] = {
     blocks.apply_rotary_pos_emb: apply_rotary_pos_emb,
     phi3.apply_rotary_pos_emb: apply_rotary_pos_emb,
 }
-_LLAMA: Final[Replacements] = {
-    **_ROPE,
-    blocks.rms_norm: rms_norm,
-    blocks.gated: gated,
-    blocks.gated_halves: gated_halves,
-}
-_GEMMA2: Final[Replacements] = {
-    **_ROPE,
-    gemma_rms_norm: rms_norm_kept,
-    blocks.gated: gated,
-}
 
-PATCHES: Final[Mapping[str, Replacements]] = {"llama": _LLAMA, "gemma2": _GEMMA2}
-"""The replaced functions with Liger's, by the name in a family's record. The fused loss is a separate choice
-(`--cross-entropy`)."""
+PATCHES: Final[Mapping[str, Mapping[str, Replacements]]] = {
+    "llama": {
+        "rope": _ROPE,
+        "rms_norm": {blocks.rms_norm: rms_norm},
+        "swiglu": {blocks.gated: gated, blocks.gated_halves: gated_halves},
+    },
+    "gemma2": {"rope": _ROPE, "rms_norm": {gemma_rms_norm: rms_norm_kept}, "geglu": {blocks.gated: gated}},
+}
+"""The replaced functions with Liger's, by the name in a family's record and the argument of `apply_liger_kernel_to_*`.
+The losses are a separate choice (`--cross-entropy`)."""
 
 ACTIVATIONS: Final[Mapping[str, tuple[str, ...] | None]] = {"llama": ("silu", "swish"), "gemma2": None}
 """The activations that Liger's gated unit computes. None: LigerGEGLUMLP does not check the activation and computes GELU

@@ -42,7 +42,12 @@ def _training(before: Setup, after: Setup) -> list[str]:
 _PACKAGES: Final = {
     "kernels": {"fused": "Liger-Kernel"},
     "quantize": {"nf4": "bitsandbytes"},
-    "cross_entropy": {"fused": "Liger-Kernel", "chunked": "torch's linear_cross_entropy", "flash": "flash-attn"},
+    "cross_entropy": {
+        "fused": "Liger-Kernel",
+        "chunked": "torch's linear_cross_entropy",
+        "flash": "flash-attn",
+        "liger": "Liger-Kernel",
+    },
     "optimizer": {"lion": "lion-pytorch", "apollo-adamw": "apollo-torch"}
     | {name: "bitsandbytes" for name in OPTIMIZERS if name.endswith("-8bit") or name.startswith("paged-")},
 }

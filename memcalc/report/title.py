@@ -50,12 +50,20 @@ def title_words(report: Report) -> tuple[str, list[str]]:
         if s.recompute != "none":
             parts.append(f"recompute {s.recompute}{_first_layers(s)}")
         if s.kernels != "hf":
-            parts.append(f"{s.kernels} kernels")
+            parts.append(f"{s.kernels} kernels{_parts(report)}")
         if s.cross_entropy != "eager":
             parts.append(f"{s.cross_entropy} cross-entropy")
     else:
         parts.append("model states only")
     return model.name or count, parts
+
+
+def _parts(report: Report) -> str:
+    """Return the parts of Liger-Kernel that are on in parentheses; "" if they all are."""
+    from memcalc.kernels.liger_parts import parts_of
+
+    on = report.setup.liger
+    return "" if on is None or on == ",".join(parts_of(report.model.model_type)) else f" ({on.replace(',', ', ')})"
 
 
 def _trained(s: Setup) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
+from memcalc.kernels.liger_parts import chosen_parts
 from memcalc.setup.refusals import check_fused_softmax, runs_gpt_model
 from memcalc.setup.tuning_checks import check_loss
 
@@ -180,6 +181,28 @@ def kernels_of(options: Options, precision: str, engine: str, model: Model | Non
             other = "flash" if runs_gpt_model(options, engine) else "sdpa"
             check_fused_softmax(options, seq_len or 1, program, other)
     return kernels
+
+
+def with_kernels_of_liger(options: Options) -> Options:
+    """Return the options with `--kernels fused`, which `--liger` means, unless other kernels are given."""
+    if options.liger is None or options.kernels == "fused":
+        return options
+    if options.kernels is not None:
+        refuse(
+            "liger", options.liger, f"with kernels {options.kernels} none of them runs; allowed: with --kernels fused"
+        )
+    return options._replace(kernels="fused")
+
+
+def liger_of(options: Options, kernels: str, model: Model | None) -> str | None:
+    """Return the parts of Liger-Kernel that are on in layers, with commas; None with other kernels."""
+    if kernels != "fused":
+        return None
+    if model is None:
+        if options.liger is not None:
+            refuse("liger", options.liger, "a number of parameters has no layers; allowed: with --model")
+        return None
+    return ",".join(chosen_parts(options.liger, model.model_type))
 
 
 def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:

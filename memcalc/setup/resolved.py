@@ -15,8 +15,10 @@ from memcalc.setup.methods import (
     grad_dtype_of,
     implementation_of,
     kernels_of,
+    liger_of,
     precision_of,
     sync_each_micro_batch_of,
+    with_kernels_of_liger,
 )
 from memcalc.setup.offload_checks import check_offload
 from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 def resolve(options: Options, model: Model | None) -> Setup:
     """Return the setup that `options` mean for `model`; None stands for a bare number of parameters."""
     model = None if model is None else tasked(model, options)
+    options = with_kernels_of_liger(options)
     dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
@@ -107,6 +110,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         padded=options.padded,
         expert_imbalance=_expert_imbalance(options, model),
         kernels=kernels,
+        liger=liger_of(options, kernels, model),
         engine=engine,
         freeze=options.freeze,
         **adapter_options(options),

@@ -61,6 +61,8 @@ class Setup(NamedTuple):
     padded: bool
     expert_imbalance: float
     kernels: str
+    liger: str | None
+    """The parts of Liger-Kernel that are on in layers, with commas; None with other kernels."""
     engine: str
     freeze: str | None
     """The parts whose weights do not train, as given; None: all train."""

@@ -56,7 +56,7 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
                 refuse(other, getattr(options, other), f"with --{alone.replace('_', '-')} {NOT_YET}{only}")
     if engine == "deepspeed" and options.zero == 3 and _adapts_mlp(model):
         why = "with adapters in the MLP and ZeRO-3"
-        for other, only in (("kernels", "hf"), ("cross_entropy", "eager, flash")):
+        for other, only in (("kernels", "hf"), ("cross_entropy", "eager, flash, liger")):
             if getattr(options, other) not in (None, *only.split(", ")):
                 rest = "--zero 0, 1, 2, or --lora-targets of attention"
                 refuse(other, getattr(options, other), f"{why} {NOT_YET}{only}, {rest}")
@@ -76,17 +76,17 @@ def check_loss(options: Options, engine: str, loss: str, model: Model) -> None:
     """Raise InputError for a loss that takes the head's weight, where that would train something else than was asked
     for."""
     program = model.program
-    if loss in ("eager", "flash", "vocab-parallel"):
+    if loss in ("eager", "flash", "liger", "vocab-parallel"):
         return
     if program.adapters is not None and program.adapters.has(program.head_name, None):
         why = f"takes the weight of {program.head_name}, and its adapter would not train"
-        refuse("cross_entropy", loss, f"{why}; allowed: eager, flash, or other --lora-targets")
+        refuse("cross_entropy", loss, f"{why}; allowed: eager, flash, liger, or other --lora-targets")
     asks = input_require_grads_of(options, engine, model)
     if program.held and not asks and _trains_head_alone(program):
         if loss == "fused":
             why = "gives the head no gradient if nothing before it trains (ops/fused_linear_cross_entropy.py)"
-            refuse("cross_entropy", loss, f"{why}; allowed: eager, flash")
-        refuse("cross_entropy", loss, f"with only the head trained {NOT_YET}eager, flash")
+            refuse("cross_entropy", loss, f"{why}; allowed: eager, flash, liger")
+        refuse("cross_entropy", loss, f"with only the head trained {NOT_YET}eager, flash, liger")
 
 
 def _trains_head_alone(program: Program) -> bool:

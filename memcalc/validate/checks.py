@@ -30,7 +30,7 @@ def check(report: Report, backend: str) -> None:
     if s.engine == "deepspeed" and max(s.tp, s.pp) > 1:
         axis = next(axis for axis in ("tp", "pp") if getattr(s, axis) > 1)
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
-    losses = ("eager", "fused", "chunked", "flash") if backend == "fake" else ("eager", "fused")
+    losses = ("eager", "fused", "chunked", "flash", "liger") if backend == "fake" else ("eager", "fused", "liger")
     if s.kernels not in _KERNELS:
         refuse("kernels", s.kernels, f"to be run {NOT_YET}{', '.join(_KERNELS)}")
     if s.cross_entropy not in losses and not s.sequence_parallel and s.task == "pretrain":

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "liger_kernel"
 VERSION: Final = "0.8.5"
+_LOSSES: Final = {"fused": "fused_linear_cross_entropy", "liger": "cross_entropy"}
 _ANSWERS: Final = {
     '.device.type == "cuda"': '.device.type == "cpu"',
     '.device.type != "cuda"': '.device.type != "cpu"',
@@ -123,8 +124,8 @@ def _applied(setup: Setup, model_type: str) -> Iterator[None]:
 
 def parts_of(setup: Setup) -> tuple[str, ...]:
     """Return the arguments of `apply_liger_kernel_to_*` that are on."""
-    loss = ("fused_linear_cross_entropy",) if setup.cross_entropy == "fused" else ()
-    return ("rope", "rms_norm", "swiglu", "geglu", *loss) if setup.kernels == "fused" else loss
+    loss = [_LOSSES[setup.cross_entropy]] if setup.cross_entropy in _LOSSES else []
+    return (*(setup.liger.split(",") if setup.liger else []), *loss)
 
 
 def _arguments(apply: Any) -> list[str]:

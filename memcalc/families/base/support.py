@@ -77,6 +77,9 @@ class Support:
     """True if the logits are the head's product and nothing else, as torch's linear_cross_entropy needs it."""
     liger: Literal["llama", "gemma2"] | None = None
     """The set of Liger-Kernel's patches for transformers' code (`memcalc.kernels.liger.PATCHES`)."""
+    liger_loss: bool = True
+    """False if Liger-Kernel's patch of the loss over logits (`cross_entropy=True`) changes a name that the type's code does
+    not use."""
     megatron_kernels: bool = False
     """True if Megatron's kernels are modelled instead of transformers' functions."""
     megatron_activations: tuple[str, ...] = ("silu", "swish")
