@@ -101,7 +101,7 @@ PrepareKbitTraining = Annotated[
 Task = Annotated[
     str | None,
     option(
-        "What a step trains for, as TRL runs it: pretrain, dpo, kto (sft, ppo, grpo are not modelled). (default: pretrain)",
+        "What a step trains for, as TRL runs it: pretrain, sft, dpo, kto (ppo, grpo are not modelled). (default: pretrain)",
         METHOD,
         "--task",
     ),

@@ -87,8 +87,10 @@ def _of_adapters(report: Report) -> list[str]:
 
 
 def _of_task(report: Report) -> list[str]:
-    """Return a note on what is taken of a preference task's batch, and the peak of the reference's forward."""
+    """Return a note on what is taken of a task's batch, and the peak of a reference's forward."""
     s = report.setup
+    if s.task == "sft":
+        return ["sft: all tokens but the first of each sequence have a label; TRL's head leaves out those without one"]
     if s.precompute_reference is None:
         return []
     padded = "" if s.padded else "; sequences of a batch that differ in length have a mask (--padded)"

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.tasks import PREFERENCE
+from memcalc.tasks import OF_TRL, PREFERENCE
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
-_MODELLED: Final = ("pretrain", *PREFERENCE)
+_MODELLED: Final = ("pretrain", *OF_TRL)
 _ENGINES: Final = ("none", "ddp", "deepspeed")
 _HEAD: Final = "chunked"
 _ALONE: Final[Mapping[str, object]] = {
@@ -29,25 +29,28 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
         refuse("precompute_reference", options.precompute_reference, why)
     if task not in _MODELLED:
         refuse("task", task, f"{NOT_YET}{', '.join(_MODELLED)}")
-    if task not in PREFERENCE:
+    if task not in OF_TRL:
         return
     if model is None:
-        refuse("task", task, "needs a model, whose reference is a second one; allowed: pretrain, or --model")
+        refuse("task", task, "needs a model, whose step TRL's trainer changes; allowed: pretrain, or --model")
     if engine not in _ENGINES:
         refuse("task", task, f"with engine {engine} {NOT_YET}pretrain, or --engine {', '.join(_ENGINES)}")
     if options.zero == 3:
-        refuse("task", task, f"with --zero 3, which shards the reference too, {NOT_YET}--zero 0, 1, 2")
+        refuse("task", task, f"with --zero 3, which shards the head and a reference too, {NOT_YET}--zero 0, 1, 2")
     for axis in ("tp", "pp", "cp", "ep"):
         if getattr(options, axis) > 1:
             refuse("task", task, f"with --{axis} {getattr(options, axis)} {NOT_YET}--{axis} 1")
     _check_head(options, model)
-    _check_dropout(options, model)
-    for name, only in _ALONE.items():
+    if task in PREFERENCE:
+        _check_dropout(options, model)
+    for name, only in _ALONE.items() if task in PREFERENCE else ():
         if getattr(options, name) != only:
             refuse(name, getattr(options, name), f"with --task {task} {NOT_YET}leave it out")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"with --task {task} {NOT_YET}hf")
-    why = f"TRL's trainer switches checkpointing of all layers off and on again; with --task {task}"
+    why = f"with --task {task}"
+    if task in PREFERENCE:
+        why = f"TRL's trainer switches checkpointing of all layers off and on again; {why}"
     if options.recompute not in ("none", "full"):
         refuse("recompute", options.recompute, f"{why} {NOT_YET}none, full")
     if options.recompute_layers is not None:

@@ -1,7 +1,10 @@
-"""Tasks, which a step trains for: preference tuning as TRL runs it. Pretraining is the programs themselves."""
+"""Tasks, which a step trains for: fine-tuning and preference tuning as TRL runs them. Pretraining is the programs themselves."""
 
 PREFERENCE = ("dpo", "kto")
 """The tasks that compare the policy with a reference model."""
+
+OF_TRL = ("sft", *PREFERENCE)
+"""The tasks that one of TRL's trainers runs, with its own LM head."""
 
 TRL = "TRL 1.16"
 """The version that the tasks are written from."""

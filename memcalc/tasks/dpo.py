@@ -37,6 +37,14 @@ class Dpo(NamedTuple):
     def per_example(self) -> int:
         return 2
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("entropy", "mean_logits", "is_top1")
+
+    @property
+    def disables_dropout(self) -> bool:
+        return True
+
     def sequences(self, batch: Dim) -> Dim:
         return Dim("2·batch", 2 * batch.size, tuple(2 * c for c in batch.poly))  # type: ignore[arg-type]
 

@@ -48,8 +48,8 @@ class Asked:
     """The wishes of a task for the head, and the outputs of the head."""
 
     labels: Tensor
-    metrics: bool
-    """True for entropies, mean logits and first choices too."""
+    metrics: tuple[str, ...]
+    """The outputs besides log-probabilities, of entropy, mean_logits and is_top1."""
     outputs: tuple[Tensor, ...] = ()
     """The fields of FusedCausalLMOutput, as long as the task holds it."""
 
@@ -109,7 +109,9 @@ def _over_number_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(grads[0], "mean loss gradient")]
 
 
-def _log_probs(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, metrics: bool) -> PerPosition:
+def _log_probs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, metrics: tuple[str, ...]
+) -> PerPosition:
     """Run ChunkedLogProbFunction.forward. It saves its inputs, and two numbers of each position."""
     memory, rows = x.memory, x.shape[0]
     state = memory.autocast
@@ -129,9 +131,11 @@ def _log_probs(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, 
     log_z = of_two(running_max, like(sum_exp, "log"), "logsumexp")
     log_probs = of_two(target_logit, log_z, "log-probabilities")
     entropy = mean_logits = is_top1 = None
-    if metrics:
+    if "entropy" in metrics:
         entropy = of_two(log_z, of_two(x_sum_exp, sum_exp, "mean logit"), "entropies")
+    if "mean_logits" in metrics:
         mean_logits = like(z_sum, "mean logits")
+    if "is_top1" in metrics:
         first = of_two(target_logit, running_max, "at least the largest", boolean)
         is_top1 = of_two(
             first, of_two(target_logit, max_before_target, "larger than before", boolean), "first choices", boolean

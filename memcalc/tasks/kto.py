@@ -40,6 +40,14 @@ class Kto(NamedTuple):
     def per_example(self) -> int:
         return 1
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("entropy", "mean_logits", "is_top1")
+
+    @property
+    def disables_dropout(self) -> bool:
+        return True
+
     def sequences(self, batch: Dim) -> Dim:
         return batch
 

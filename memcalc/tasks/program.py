@@ -1,4 +1,5 @@
-"""Programs of preference tuning: a family's program, which now runs the policy and its reference in one forward."""
+"""Programs of TRL's tasks: a family's program, whose forward now computes a trainer's loss, of a reference model too if
+there is one."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from memcalc.tasks.task import Task
 
 
-class _Preference(Program):
-    """The base of the classes that `_class` makes: what a preference task changes of a program."""
+class _Tasked(Program):
+    """The base of the classes that `_class` makes: what a task changes of a program."""
 
     loss_dtype = fp32
     takes_losses = False
@@ -50,16 +51,16 @@ class _Preference(Program):
 class Models:
     """The policy and its reference, as a trainer calls them (`model(**batch, labels=labels, fused_lm_head=True)`)."""
 
-    def __init__(self, program: _Preference, run: Run) -> None:
+    def __init__(self, program: _Tasked, run: Run) -> None:
         self.run = run
         self._program = program
         state = run.memory.autocast
         self._autocast = None if state is None else state.dtype
-        self._dtype_of_forward = super(_Preference, program).forward
+        self._dtype_of_forward = super(_Tasked, program).forward
 
     def policy(self, ids: Tensor, labels: Tensor, *, graph: bool = True) -> tuple[Tensor, ...]:
         """Run the policy. Returns its log-probabilities, and the other outputs."""
-        return self._call(self.run, ids, labels, metrics=True, graph=graph)
+        return self._call(self.run, ids, labels, metrics=self._program.task.metrics, graph=graph)
 
     def reference(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Run the reference, without a graph. Returns its log-probabilities."""
@@ -67,11 +68,14 @@ class Models:
         if run.reference is None:
             run.reference = reference_run(self._program, run)
         start = len(run.memory.log)
-        log_probs = self._call(run.reference, ids, labels, metrics=run.adapters is not None, graph=False)[0]
+        metrics = self._program.task.metrics if run.adapters is not None else ()
+        log_probs = self._call(run.reference, ids, labels, metrics=metrics, graph=False)[0]
         run.of_reference.append(range(start, len(run.memory.log)))
         return log_probs
 
-    def _call(self, run: Run, ids: Tensor, labels: Tensor, *, metrics: bool, graph: bool) -> tuple[Tensor, ...]:
+    def _call(
+        self, run: Run, ids: Tensor, labels: Tensor, *, metrics: tuple[str, ...], graph: bool
+    ) -> tuple[Tensor, ...]:
         """Run a model's forward, in a context of autocast of its own (accelerate's prepare_model)."""
         memory, enabled = run.memory, run.memory.grad_enabled
         memory.grad_enabled = graph
@@ -98,7 +102,7 @@ _OF_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @cache
 def _class(of: type[Program]) -> type[Program]:
-    return type(f"{of.__name__}WithReference", (_Preference, of), {})
+    return type(f"{of.__name__}OfATask", (_Tasked, of), {})
 
 
 def takes_head(program: Program) -> bool:
@@ -110,15 +114,15 @@ def takes_head(program: Program) -> bool:
 
 
 def with_task(program: Program, task: Task, model_type: str) -> Program:
-    """Return a copy of the program whose step is the task's. TRL switches off every nn.Dropout (`disable_dropout`), but not the
-    dropout of attention weights that is a function."""
+    """Return a copy of the program whose step is the task's. Trainers of preferences switch off every nn.Dropout
+    (`disable_dropout`), but not the dropout of attention weights that is a function."""
     own: Any = copy.copy(program)
     own.__dict__.pop("idle", None)
-    switched_off = (*_DROPOUT_MODULES, *_OF_TYPES.get(model_type, ()))
+    switched_off = () if not task.disables_dropout else (*_DROPOUT_MODULES, *_OF_TYPES.get(model_type, ()))
     modules = {name: 0.0 for name in switched_off if getattr(own.config, name, None)}
     if modules:
         own.config = replace(own.config, **modules)
-    if own.adapters is not None:
+    if own.adapters is not None and task.disables_dropout:
         own.adapters = replace(own.adapters, how=own.adapters.how._replace(dropout=0.0))
     own.__class__ = _class(type(program))
     own.task = task

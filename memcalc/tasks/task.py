@@ -1,4 +1,4 @@
-"""The parts of a task: its batch, and the loss that its trainer computes with the policy and the reference."""
+"""The parts of a task: its batch, and the loss that its trainer computes with the policy and, for preferences, the reference."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ if TYPE_CHECKING:
 
 
 class Task(Protocol):
-    """A task of preference tuning. Tasks are compared by their values."""
+    """A task that one of TRL's trainers runs. Tasks are compared by their values."""
 
     @property
     def per_example(self) -> int:
         """Return the sequences of a forward for each example of the micro-batch."""
+        ...
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return what the head is asked for beside log-probabilities, of entropy, mean_logits and is_top1."""
+        ...
+
+    @property
+    def disables_dropout(self) -> bool:
+        """Return True if the trainer switches off every nn.Dropout."""
         ...
 
     def sequences(self, batch: Dim) -> Dim:

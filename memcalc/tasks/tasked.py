@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from memcalc.inputs.model import Model
-from memcalc.tasks import PREFERENCE
+from memcalc.tasks import OF_TRL
 from memcalc.tuning.chosen import Chosen
 from memcalc.tuning.tuned import tuned
 
@@ -26,7 +26,7 @@ class ChosenTask(Chosen, Protocol):
 
 def tasked(model: Model, chosen: ChosenTask) -> Model:
     """Return the model of which the chosen part trains, with the step of the chosen task. It is made once."""
-    if chosen.task not in PREFERENCE:
+    if chosen.task not in OF_TRL:
         return tuned(model.whole if model.task is not None else model, chosen)
     task = _task(chosen)
     base = tuned(model.whole, chosen)
@@ -38,6 +38,10 @@ def tasked(model: Model, chosen: ChosenTask) -> Model:
 
 def _task(chosen: ChosenTask) -> Task:
     """Return the task of options. Its module is imported on demand."""
+    if chosen.task == "sft":
+        from memcalc.tasks.sft import Sft
+
+        return Sft(chosen.padded)
     how = bool(chosen.precompute_reference), chosen.padded
     if chosen.task == "kto":
         from memcalc.tasks.kto import Kto

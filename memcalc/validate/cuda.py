@@ -37,7 +37,7 @@ from memcalc.validate.history import phases_of
 from memcalc.validate.meter import Meter
 from memcalc.validate.pipeline import pipeline
 from memcalc.validate.place import Place, place
-from memcalc.validate.preference import is_preference, preference_job
+from memcalc.validate.preference import is_of_trl, preference_job
 from memcalc.validate.reference import Job, build, make_batch, saved_by_hooks
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: boo
         with torch.device(DEVICE if mesh is None else "meta"):
             return build(of, model if of is setup else model.whole, fields_of(model))
 
-    if is_preference(setup):
+    if is_of_trl(setup):
         return preference_job(setup, made, DEVICE, None, stack)
     if setup.pp > 1:
         device = torch.device(DEVICE)
@@ -235,7 +235,7 @@ def _called(setup: Setup, job: Job) -> dict[str, Any]:
 def _saved_by_hooks(setup: Setup, job: Job) -> int | None:
     """Return the bytes that hooks see. Recomputation has hooks of its own, which these would not see into, an engine's
     weights come and go, and a trainer's loss is not the model's: None for all three."""
-    if setup.engine != "none" or setup.recompute != "none" or is_preference(setup):
+    if setup.engine != "none" or setup.recompute != "none" or is_of_trl(setup):
         return None
     return saved_by_hooks(setup, job)
 

@@ -42,7 +42,7 @@ from memcalc.validate.live import Live, resizing, whole_shapes_uncounted
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu, one_seed
 from memcalc.validate.pipeline import pipeline
-from memcalc.validate.preference import is_preference, preference_job, triton_of_a_gpu
+from memcalc.validate.preference import is_of_trl, preference_job, triton_of_a_gpu
 from memcalc.validate.quantized import four_bit_products_of_cuda
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
@@ -76,7 +76,7 @@ def _can_be_fake(setup: Setup) -> bool:
     return (
         plain
         and setup.engine not in ("ddp", "deepspeed")
-        and not is_preference(setup)
+        and not is_of_trl(setup)
         and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
     )
 
@@ -114,7 +114,7 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
             stack.enter_context(deepspeed.on_the_cpu(live.places))
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
-        if is_preference(setup):
+        if is_of_trl(setup):
             stack.enter_context(triton_of_a_gpu())
         stack.enter_context(routing(setup, alone=True))
         stack.enter_context(four_bit_products_of_cuda(setup))
@@ -144,7 +144,7 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
     def made(of: Setup = setup) -> Any:
         return build(of, model if of is setup else model.whole, fields_of(model))
 
-    if is_preference(setup):
+    if is_of_trl(setup):
         return preference_job(setup, made, "cpu", live, stack)
     if setup.pp > 1:
         cpu = torch.device("cpu")

@@ -1,7 +1,7 @@
 # pyright: basic
-"""The step of preference tuning as TRL's trainers run it: their own `_compute_loss` and LM head, over modules made here.
+"""The step of fine-tuning and preference tuning as TRL's trainers run it: their own loss and LM head, over modules made here.
 
-A trainer is made without its `__init__`, which wants tokenizers and data; it gets the attributes that `_compute_loss` reads.
+A trainer is made without its `__init__`, which wants tokenizers and data; it gets the attributes that its loss reads.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from memcalc.errors import InputError, one_line
-from memcalc.tasks import PREFERENCE, TRL
+from memcalc.tasks import OF_TRL, TRL
 
 if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'memcalc-llm[preference]'"
 
 
-def is_preference(setup: Setup) -> bool:
-    return setup.task in PREFERENCE
+def is_of_trl(setup: Setup) -> bool:
+    return setup.task in OF_TRL
 
 
 def batch_of(setup: Setup) -> dict[str, torch.Tensor]:
     """Return a collator's batch of zeros in which every position is a completion's but the first. KTO's sequences are all
     desirable."""
     assert setup.seq_len is not None
+    if setup.task == "sft":
+        return _batch_of_sft(setup)
     of_each = 2 if setup.task == "dpo" else 1
     sequences = of_each * setup.micro_batch_size
     batch = {name: torch.ones((sequences, setup.seq_len), dtype=torch.int64) for name in _MASKS}
@@ -51,6 +53,27 @@ def batch_of(setup: Setup) -> dict[str, torch.Tensor]:
 
 
 _MASKS = ("attention_mask", "completion_mask")
+
+
+def _batch_of_sft(setup: Setup) -> dict[str, torch.Tensor]:
+    assert setup.seq_len is not None
+    shape = (setup.micro_batch_size, setup.seq_len)
+    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
+    batch["attention_mask"] = torch.ones(shape, dtype=torch.int64)
+    if setup.padded:
+        batch["attention_mask"][0, -1] = 0
+    return {**batch, _LABELS: torch.tensor(shape[0] * (shape[1] - 1))}
+
+
+_LABELS: Final = "num_items_in_batch"
+
+
+def _loss(trainer: Any, model: Any, batch: dict[str, torch.Tensor]) -> Any:
+    """Return what a trainer computes from a batch."""
+    if _LABELS not in batch:
+        return trainer._compute_loss(model, batch, False)
+    inputs = {name: tensor for name, tensor in batch.items() if name != _LABELS}
+    return trainer.compute_loss(model, inputs, num_items_in_batch=batch[_LABELS])
 
 
 def preference_job(
@@ -98,7 +121,7 @@ def _deepspeed_job(
         engine = deepspeed.engine_of(setup, modules[0], stack)
         others = [deepspeed.inference_engine(setup, module, stack) for module in modules[1:]]
         trainer = _trainer(setup, modules[0], others[0] if others else None)
-        step = deepspeed.stepping(setup, engine, modules[0], lambda: trainer._compute_loss(engine, batch, False))
+        step = deepspeed.stepping(setup, engine, modules[0], lambda: _loss(trainer, engine, batch))
         return Job(modules, engine.optimizer, batch, step)
 
 
@@ -130,7 +153,7 @@ def preference_step(
         for micro_batch in range(setup.micro_batches):
             with around(micro_batch < setup.micro_batches - 1):
                 enter("forward")
-                losses[0] = trainer._compute_loss(models.wrapped, batch, False)
+                losses[0] = _loss(trainer, models.wrapped, batch)
                 enter("backward")
                 losses[0].backward()
         gradients = nbytes(p.grad for p in parameters)
@@ -150,8 +173,10 @@ def with_head(setup: Setup, model: Any, *, metrics: bool) -> None:
 
     utils = _trl("trl.trainer.utils")
     base = model.get_base_model() if hasattr(model, "peft_config") else model
-    more = {"outputs": ("log_probs", "entropy", "mean_logits", "is_top1")} if metrics else {}
-    utils.disable_dropout_in_model(model)
+    asked = ("log_probs", "entropy", *(() if setup.task == "sft" else ("mean_logits",)), "is_top1")
+    more = {"outputs": asked} if metrics else {}
+    if setup.task != "sft":
+        utils.disable_dropout_in_model(model)
     utils.add_fused_lm_head(base, **more)
     dtype = setup.autocast_dtype
     if dtype is not None:
@@ -168,10 +193,15 @@ def _trainer(setup: Setup, model: Any, reference: Any) -> Any:
         gather=lambda x: x,
         gather_for_metrics=lambda x: x,
         unwrap_model=lambda x: x,
+        parallelism_config=None,
+        num_processes=setup.dp,
     )
     own: dict[str, Any] = {
         "model": model, "ref_model": reference, "accelerator": alone, "_metrics": defaultdict(lambda: defaultdict(list)),
-        "args": SimpleNamespace(gradient_checkpointing_kwargs={"use_reentrant": False}), "beta": 0.1,
+        "args": SimpleNamespace(
+            gradient_checkpointing_kwargs={"use_reentrant": False}, loss_type="nll", average_tokens_across_devices=True
+        ),
+        "beta": 0.1, "compute_loss_func": None, "label_smoother": None, "get_tp_size": lambda: 1,
         "precompute_ref_logps": bool(setup.precompute_reference), "aux_loss_enabled": False, "_tp_size": 1,
         "_total_train_tokens": 0, "ld_alpha": None, "f_divergence_type": "reverse_kl", "loss_types": ["sigmoid"],
         "loss_weights": [1.0], "use_weighting": False, "label_smoothing": 0.0, "loss_type": "kto", "calculate_KL": True,

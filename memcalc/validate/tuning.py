@@ -15,7 +15,7 @@ from memcalc.tracing.modules import cast_tensors
 from memcalc.tuning.parts import full_name
 from memcalc.tuning.saved import listed
 from memcalc.validate.dtypes import DTYPES
-from memcalc.validate.preference import is_preference
+from memcalc.validate.preference import is_of_trl
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -53,7 +53,7 @@ def _with_adapters(module: Any, setup: Setup) -> Module:
         adapted: Any = peft.get_peft_model(module, config, autocast_adapter_dtype=setup.adapter_dtype == "fp32")
     if setup.quantize != "none" and setup.adapter_dtype != "fp32":
         _cast_adapters(adapted, DTYPES[BY_NAME[setup.adapter_dtype or "fp32"]])
-    return adapted if is_preference(setup) else adapted.get_base_model()
+    return adapted if is_of_trl(setup) else adapted.get_base_model()
 
 
 def _cast_adapters(model: Any, dtype: torch.dtype) -> None:

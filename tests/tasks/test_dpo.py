@@ -208,7 +208,7 @@ def test_pretraining_is_as_it_was() -> None:
         (
             LLAMA,
             {"task": "dpo", "precompute_reference": True, "gpus": 2, "zero": 3},
-            "--task dpo: with --zero 3, which shards the reference too",
+            "--task dpo: with --zero 3, which shards the head and a reference too",
         ),
         (
             LLAMA,
@@ -232,7 +232,7 @@ def test_pretraining_is_as_it_was() -> None:
         ),
         (LLAMA, {"task": "dpo", "lora_rank": 4, "quantize": "nf4"}, "--quantize nf4: with --task dpo is not modelled"),
         (LLAMA, {"task": "dpo", "lora_rank": 4, "base_dtype": "bf16"}, "--base-dtype bf16: with --task dpo is not"),
-        (LLAMA, {"task": "ppo"}, "--task ppo: is not modelled by this version; allowed: pretrain, dpo"),
+        (LLAMA, {"task": "ppo"}, "--task ppo: is not modelled by this version; allowed: pretrain, sft, dpo"),
         (LLAMA, {"task": "rlhf"}, "--task rlhf: allowed: pretrain, sft, dpo, kto, ppo, grpo"),
     ],
 )

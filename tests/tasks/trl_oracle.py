@@ -48,7 +48,7 @@ def import_trl() -> None:
     missing = {name: _stand_in(name) for name in _OF_DATA if importlib.util.find_spec(name.partition(".")[0]) is None}
     sys.modules.update(missing)
     try:
-        for task in ("dpo", "kto"):
+        for task in ("dpo", "kto", "sft"):
             importlib.import_module(f"trl.trainer.{task}_trainer")
     finally:
         for name in missing:
