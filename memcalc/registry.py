@@ -125,6 +125,7 @@ OPTIMIZERS: Final[Registry[Any]] = Registry(
         "paged-lion",
         "paged-lion-8bit",
         "apollo-adamw",
+        "galore-adamw",
     ),
     partial(constant, "OPTIMIZER", "name"),
     helpers=("bitsandbytes",),

@@ -15,7 +15,7 @@ PACKAGES = {
     "torch": "validate", "transformers": "validate", "deepspeed": "oracles", "megatron-core": "oracles",
     "transformer-engine": "oracles", "bitsandbytes": "oracles", "lion-pytorch": "oracles",
     "peft": "oracles", "trl": "preference", "liger-kernel": "kernels", "flash-attn": "flash",
-    "apollo-torch": "optimizers",
+    "apollo-torch": "optimizers", "galore-torch": "optimizers",
 }  # fmt: skip
 """What records are made with -> the extra that has it."""
 BESIDE = ("liger-kernel", "flash-attn")

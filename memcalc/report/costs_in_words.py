@@ -48,7 +48,7 @@ _PACKAGES: Final = {
         "flash": "flash-attn",
         "liger": "Liger-Kernel",
     },
-    "optimizer": {"lion": "lion-pytorch", "apollo-adamw": "apollo-torch"}
+    "optimizer": {"lion": "lion-pytorch", "apollo-adamw": "apollo-torch", "galore-adamw": "galore-torch"}
     | {name: "bitsandbytes" for name in OPTIMIZERS if name.endswith("-8bit") or name.startswith("paged-")},
 }
 """The package that an option's value needs besides torch and transformers. Megatron's kernels need none of these."""

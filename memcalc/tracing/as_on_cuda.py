@@ -10,6 +10,7 @@
   aten/src/ATen/native/cuda/SoftMax.cu).
 - The softmax of the math kernel looks for rows that are masked as a whole (_safe_softmax in aten/src/ATen/native/SoftMax.cpp).
 - The backward of fused attention takes what memcalc.core.ops.attention_scratch says.
+- A singular value decomposition writes over a copy of the matrix.
 - Layer norm's statistics are in fp32, whatever its input is (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
 """
 
@@ -104,11 +105,18 @@ def _in_fp32(like: torch.Tensor, shape: Any) -> torch.Tensor:
     return like.new_empty(tuple(shape), dtype=torch.float32)
 
 
+def _of_svd(matrix: Any, *rest: Any, **named: Any) -> Temporaries:
+    """Return the temporaries of cuSOLVER's decomposition without what its kernel borrows: a flag for each matrix, and the matrix
+    by columns (svd_cusolver in aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp)."""
+    return matrix.new_empty(matrix.shape[:-2], dtype=torch.int32), matrix.new_empty(matrix.shape)
+
+
 _SCRATCH: Final[dict[Any, Callable[..., Temporaries]]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default: _of_flash,
     _ATEN._scaled_dot_product_flash_attention_backward.default: _of_flash,
     _ATEN._scaled_dot_product_efficient_attention_backward.default: _of_efficient,
     _ATEN._scaled_dot_product_cudnn_attention_backward.default: _of_cudnn,
+    _ATEN._linalg_svd.default: _of_svd,
 }
 
 

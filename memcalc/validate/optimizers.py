@@ -19,8 +19,9 @@ from memcalc.tracing.modules import stacks
 if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
-PACKAGES = {"lion": "lion_pytorch", "apollo-adamw": "apollo_torch"}
+PACKAGES = {"lion": "lion_pytorch", "apollo-adamw": "apollo_torch", "galore-adamw": "galore_torch"}
 """The packages of optimizers that are not torch's or bitsandbytes'."""
+_OF_MATRICES = ("muon", "apollo-adamw", "galore-adamw")
 BITSANDBYTES = {
     "adamw-8bit": "AdamW8bit",
     "adam-8bit": "Adam8bit",
@@ -57,6 +58,8 @@ def make(setup: Setup, groups: Sequence[Sequence[Any]], matrices: Sequence[Any] 
         return _of_bitsandbytes(setup, given)
     if setup.optimizer == "apollo-adamw":
         return apollo(_package(setup), [p for group in groups for p in group], matrices)
+    if setup.optimizer == "galore-adamw":
+        return galore(_package(setup), [p for group in groups for p in group], matrices)
     return makers[setup.optimizer]()
 
 
@@ -128,6 +131,15 @@ def apollo(package: Any, parameters: Sequence[Any], matrices: Sequence[Any], eve
     return package.APOLLOAdamW([{"params": rest}, {"params": taken, **how}])
 
 
+def galore(package: Any, parameters: Sequence[Any], matrices: Sequence[Any], every: int = 1) -> Any:
+    """Return transformers' GaLore over these matrices, which decomposes gradients `every` so many steps: in a run that is
+    measured in every step, as in the 200th of the default."""
+    chosen = set(map(id, matrices))
+    taken, rest = ([p for p in parameters if (id(p) in chosen) is kind] for kind in (True, False))
+    how = {"rank": 128, "update_proj_gap": every, "scale": 0.25, "proj_type": "std"}
+    return package.GaLoreAdamW([{"params": rest}, {"params": taken, **how}], no_deprecation_warning=True)
+
+
 @contextlib.contextmanager
 def one_seed(setup: Setup) -> Iterator[None]:
     """Let APOLLO draw every projection from the same seed within a block: under fake tensors the next seed is no number."""
@@ -184,9 +196,7 @@ class MasterWeights:
 def make_optimizer(setup: Setup, module: Module) -> Any:
     """Return the optimizer over the module's weights, or over fp32 copies of them."""
     parameters = [p for p in module.parameters() if p.requires_grad]
-    matrices = (
-        [p for p in matrices_of(module) if p.requires_grad] if setup.optimizer in ("muon", "apollo-adamw") else []
-    )
+    matrices = [p for p in matrices_of(module) if p.requires_grad] if setup.optimizer in _OF_MATRICES else []
     if setup.has_master_weights:
         return MasterWeights(parameters, matrices, setup)
     return make(setup, [parameters], matrices)

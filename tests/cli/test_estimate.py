@@ -190,7 +190,7 @@ MODEL = ["--model", "gpt2"]
 EIGHT = [*MODEL, "--gpus", "8"]
 OPTIMIZERS = [
     "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon", "adam-8bit", "lion-8bit", "paged-adamw",
-    "paged-adamw-8bit", "paged-adam", "paged-adam-8bit", "paged-lion", "paged-lion-8bit", "apollo-adamw",
+    "paged-adamw-8bit", "paged-adam", "paged-adam-8bit", "paged-lion", "paged-lion-8bit", "apollo-adamw", "galore-adamw",
 ]  # fmt: skip
 WHOLE = (
     "--gpus", "--gpus-per-node", "--dp", "--tp", "--pp", "--cp", "--ep", "--etp", "--shard-group", "--virtual-stages",
@@ -333,7 +333,7 @@ def test_params_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_refused(estimate(capsys, "--params", value), "--params", value[:40], "7.5B")
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "muon", "apollo-adamw"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon", "apollo-adamw", "galore-adamw"])
 def test_params_have_no_shapes(optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_refused(estimate(capsys, "--params", "7B", "--optimizer", optimizer), f"--optimizer {optimizer}", "adamw")
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from flop_oracle import flops_of
-from optimizers.test_optimizers import DTYPES, build, of_apollo, tensors_of, without_pages, without_seeds
+from optimizers.test_optimizers import DTYPES, build, of_apollo, of_galore, tensors_of, without_pages, without_seeds
 from records import on_record
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -95,6 +95,13 @@ def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
+def _vectors(projector: Any, matrix: torch.Tensor, rank: int, type: str) -> torch.Tensor:
+    """GaLore's projection without the decomposition, for the first step, which is not looked at."""
+    rows, columns = matrix.shape
+    least = min(rank, rows, columns)
+    return matrix.new_empty((least, columns) if type == "right" else (rows, least))
+
+
 @on_record
 def kernels_of_step(name: str, implementation: str, parameters: Sequence[Parameter], dtype: DType) -> Kernels:
     """Of the second step."""
@@ -117,6 +124,9 @@ def kernels_of_step(name: str, implementation: str, parameters: Sequence[Paramet
         optimizer = build(name, implementation, tensors, matrices)
         if name == "apollo-adamw":
             optimizer = of_apollo(tensors, matrices, 200)  # most steps draw no projection
+        if name == "galore-adamw":
+            optimizer = of_galore(tensors, matrices, 200)
+            patch.setattr("galore_torch.galore_projector.GaLoreProjector.get_orthogonal_matrix", _vectors)
         with fake, _Kernels(outer=True):
             optimizer.step()
         with fake, mode:

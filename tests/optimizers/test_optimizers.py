@@ -27,7 +27,7 @@ from memcalc.core.tensor import Memory
 from memcalc.errors import InputError
 from memcalc.optimizers import OPTIMIZERS, Parameter, State, load_optimizer
 from memcalc.optimizers.bitsandbytes import PAGED
-from memcalc.validate.optimizers import BITSANDBYTES, apollo
+from memcalc.validate.optimizers import BITSANDBYTES, apollo, galore
 
 DTYPES = {fp32: torch.float32, bf16: torch.bfloat16, uint8: torch.uint8}
 PAPER_DTYPES = {real: paper for paper, real in DTYPES.items()}
@@ -55,6 +55,12 @@ LAYOUTS: dict[str, list[Parameter]] = {
     "one stack": [parameter("layers.*.w", 65, 64, count=4, matrix=True)],
     "vectors": [parameter("a", 4095), parameter("layers.*.b", 4096, count=2), parameter("c", 4097)],
     "four dims": [parameter("conv", 2, 3, 4, 5), parameter("column", 7, 1), parameter("row", 1, 7, matrix=True)],
+    "past the rank": [
+        parameter("layers.*.tall", 300, 200, count=2, matrix=True),
+        parameter("layers.*.wide", 140, 290, count=2, matrix=True),
+        parameter("square", 150, 150, matrix=True),
+        parameter("layers.*.norm", 150, count=2),
+    ],
     "scalars": [parameter("layers.*.scale", count=2)],
 }
 
@@ -129,6 +135,8 @@ def build(name: str, implementation: str, tensors: Sequence[torch.nn.Parameter],
         return of_bitsandbytes(name, tensors)
     if name == "apollo-adamw":
         return of_apollo(tensors, matrices)
+    if name == "galore-adamw":
+        return of_galore(tensors, matrices)
     return make[name]()
 
 
@@ -144,6 +152,14 @@ def of_apollo(tensors: Sequence[torch.nn.Parameter], matrices: Sequence[bool], e
 
     chosen = [t for t, is_matrix in zip(tensors, matrices, strict=True) if is_matrix]
     return apollo(apollo_torch, tensors, chosen, every)
+
+
+def of_galore(tensors: Sequence[torch.nn.Parameter], matrices: Sequence[bool], every: int = 1) -> Any:
+    """It decomposes gradients in each step, as the 200th step of the default does."""
+    import galore_torch
+
+    chosen = [t for t, is_matrix in zip(tensors, matrices, strict=True) if is_matrix]
+    return galore(galore_torch, tensors, chosen, every)
 
 
 def of_bitsandbytes(name: str, tensors: Sequence[torch.nn.Parameter]) -> Any:
@@ -184,8 +200,17 @@ def measure(
         for key, value in held(optimizer.state[tensor]) if tensor in optimizer.state else ():
             if isinstance(value, torch.Tensor) and value.device.type == device and id(value) not in seen:
                 seen.add(id(value))
-                states[Kept(key, tuple(value.shape), PAPER_DTYPES[value.dtype].name)] += 1
+                states[Kept(key, _whole(value), PAPER_DTYPES[value.dtype].name)] += 1
     return Measured(states, state_bytes, peak)
+
+
+def _whole(value: torch.Tensor) -> tuple[int, ...]:
+    """The shape of what a state keeps in memory: of a view of some rows or columns, those of all."""
+    elements = value.untyped_storage().nbytes() // value.element_size()
+    if elements == value.numel():
+        return tuple(value.shape)
+    rows, columns = value.shape
+    return (elements // columns, columns) if rows < columns else (rows, elements // rows)
 
 
 def held(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -245,7 +270,10 @@ def paged(name: str, parameters: Sequence[Parameter], dtype: DType) -> list[tupl
 
 @on_record
 def real(name: str, implementation: str, parameters: Sequence[Parameter], dtype: DType) -> Measured:
-    """The real optimizer on the fake GPU."""
+    """The real optimizer on the fake GPU. GaLore, which has one implementation, runs on the CPU: it takes columns of matrices,
+    and Python's indexing asks a real GPU for them."""
+    if name == "galore-adamw":
+        return measure(name, implementation, parameters, dtype, LiveBytes(), "cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)  # bitsandbytes waits for its kernels
         if name in BITSANDBYTES:
@@ -303,14 +331,14 @@ def test_states_and_peak_are_the_real_ones(name: str, implementation: str, dtype
 
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
 @pytest.mark.parametrize(
-    ("name", "implementation"), [pair for pair in ALL if pair[0] not in (*BITSANDBYTES, "apollo-adamw")]
+    ("name", "implementation"), [pair for pair in ALL if pair[0] not in (*BITSANDBYTES, "apollo-adamw", "galore-adamw")]
 )
 def test_real_tensors(name: str, implementation: str, dtype: DType) -> None:
     """The same over real tensors on the CPU, where all step counters are seen: 4 bytes a tensor.
 
     The 1.0 that foreach adds to them, 4 bytes too, is gone before anything larger is allocated. bitsandbytes is left
     out: its kernel for the CPU is another one, which does allocate. APOLLO too: random numbers decide whether its limiter
-    is a tensor or a number.
+    is a tensor or a number. GaLore runs nowhere else.
     """
     parameters = LAYOUTS["decoder"]
     expected = on_the_cpu(name, implementation, parameters, dtype)

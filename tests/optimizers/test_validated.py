@@ -57,14 +57,29 @@ def test_bitsandbytes(optimizer: str, options: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_apollo(options: dict[str, Any]) -> None:
-    same(validated(LLAMA, seq_len=4, optimizer="apollo-adamw", **options))
+@pytest.mark.parametrize("optimizer", ["apollo-adamw", "galore-adamw"])
+def test_optimizers_of_low_rank(optimizer: str, options: dict[str, Any]) -> None:
+    same(validated(LLAMA, seq_len=4, optimizer=optimizer, **options))
 
 
+@pytest.mark.parametrize("optimizer", ["apollo-adamw", "galore-adamw"])
 @pytest.mark.parametrize("engine", ["fsdp2", "deepspeed", "megatron"])
-def test_apollo_is_refused_where_no_matrix_is_whole(engine: str) -> None:
-    with pytest.raises(InputError, match="--optimizer apollo-adamw: "):
-        memcalc.estimate(dict(LLAMA), optimizer="apollo-adamw", engine=engine, gpus=2)
+def test_they_are_refused_where_no_matrix_is_whole(engine: str, optimizer: str) -> None:
+    with pytest.raises(InputError, match=f"--optimizer {optimizer}: "):
+        memcalc.estimate(dict(LLAMA), optimizer=optimizer, engine=engine, gpus=2)
+
+
+def test_galore_keeps_what_its_rank_says() -> None:
+    """Of a matrix: two moments of 128 numbers for each unit of the longer side, a projection of 128 for each of the shorter one.
+    With fp32 gradients the projection is a view of all singular vectors of the shorter side."""
+    options: dict[str, Any] = {"optimizer": "galore-adamw", "gpu": "h100-80gb"}
+    report = memcalc.estimate("llama-7b", precision="bf16", **options)
+    low = 4 * 32 * 2 * 128 * 4096 + 3 * 32 * 2 * 128 * 11008
+    rest = 2 * (2 * 32000 * 4096 + 65 * 4096)
+    assert report.total("optimizer_states") == 2 * (low + 7 * 32 * 128 * 4096 + rest)
+    assert isinstance(report.time, StepTime)
+    whole = memcalc.estimate("llama-7b", precision="fp32", **options)
+    assert whole.total("optimizer_states") == 4 * (low + 7 * 32 * 4096 * 4096 + rest)
 
 
 def test_apollo_keeps_what_its_rank_says() -> None:
