@@ -71,7 +71,7 @@ class Project(NamedTuple):
 
 PROJECTS = (
     Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel",
-            r"(src/liger|ops/(rms|swiglu|geglu|rope|fused_lin)|transformers/monkey)",
+            r"(src/liger|ops/(rms|swiglu|geglu|rope|fused_lin|cross)|transformers/monkey)",
             ("memcalc/kernels/liger",), version="0.8.5"),
     Project("flash-attention", "github.com/Dao-AILab/flash-attention", r"(flash_attn/|ops/triton/|losses/cross)",
             ("memcalc/kernels/flash_loss.py",), version="2.8.3"),

@@ -85,6 +85,7 @@ def test_ctrl_c_prints_the_best_so_far() -> None:
     assert not document["complete"] or document["plans"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/plan.md"])
 def test_the_plans_of_the_pages_are_what_is_printed(
     page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,7 @@ def drawn(engine: str, seed: int) -> tuple[str, dict[str, Any]]:
     return draw.choice(names), {**options, "engine": engine, "gpu": draw.choice(gpus)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_largest_micro_batch_fits_and_the_next_does_not(engine: str, seed: int) -> None:
@@ -69,6 +70,7 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(engine: str, seed: i
     check(fit("micro-batch-size", model, **options), model, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("solve", "model", "options"),
     [
@@ -86,6 +88,7 @@ def test_the_longest_and_the_deepest(solve: str, model: str, options: dict[str, 
     check(fit(solve, model, **options), model, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -192,6 +195,7 @@ def test_a_gap_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 3 not in found.tried and len(found.tried) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_short_way_to_a_verdict_ends_at_the_full_one(engine: str) -> None:
     for seed in range(8):

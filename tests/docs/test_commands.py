@@ -47,6 +47,7 @@ def test_a_command_is_found_with_its_arguments() -> None:
     assert [arguments(line) for line in commands(text)] == [("estimate", "-m", "a b")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page, found in BY_PAGE.items() if found])
 def test_every_command_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import evidence
+import pytest
 
 RUNS = evidence.trainer_runs()
 MEASURED = [run for run in RUNS if run.measured]
@@ -27,6 +28,7 @@ def test_every_verdict_is_right() -> None:
     assert [run.case["id"] for run in RUNS if not run.right] == []
 
 
+@pytest.mark.slow
 def test_no_line_of_evidence_is_farther_off_than_this() -> None:
     resnet = 0.11, 0.095  # its convolutions; tests/validate holds the others to less
     bounds = (0.0065, 0.07, 0.001, 0.05, 0.003, 0.01, 0.003, *resnet)
@@ -41,6 +43,7 @@ def test_the_largest_error_keeps_its_sign() -> None:
     assert evidence.median([-0.01, 0.02, 0.04]) == "2.00 %"
 
 
+@pytest.mark.slow
 def test_the_sentences_on_step_times_name_runs_that_set_no_speed() -> None:
     rows = [row for row in evidence.published_times() if row.measured_by == evidence.HELD_OUT]
     assert len(rows) == 16

@@ -180,6 +180,7 @@ def test_formulas_evaluate_to_the_bytes(config: dict[str, Any], options: dict[st
 # --- order
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(config=MODELS, options=setups(), more=st.integers(1, 5))
 def test_monotone_in_batch_and_sequence(config: dict[str, Any], options: dict[str, Any], more: int) -> None:
@@ -258,6 +259,7 @@ def test_a_padded_batch_needs_its_mask_and_never_less_than_another(
 # --- inputs
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(config=MODELS, options=setups())
 def test_inputs_are_not_modified_and_runs_do_not_remember(config: dict[str, Any], options: dict[str, Any]) -> None:

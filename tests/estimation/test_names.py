@@ -39,6 +39,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=st.sampled_from(CASES), setup=options())
 def test_no_two_rows_of_a_component_share_a_name(case: Case, setup: dict[str, Any]) -> None:

@@ -66,6 +66,7 @@ def test_every_option_is_tried() -> None:
     assert set(Options._fields) - set(VALUES) == NOT_HERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", VALUES)
 def test_one_model_for_setups_that_differ_in_one_option(option: str) -> None:
     base, values = VALUES[option]

@@ -40,6 +40,7 @@ def ours(config: Any, layers: int, **options: Any) -> Report:
     return memcalc.estimate(config, **how | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "attention", "layers"),
     [
@@ -60,6 +61,7 @@ def test_one_gpu(config: dict[str, Any], attention: str, layers: int) -> None:
     assert phases(report) == [real.forward, real.backward, real.step]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_next", "zamba2", "mamba", "phi3"])
 def test_families_of_several_kinds_of_layers(model_type: str) -> None:
     """validate runs transformers' own, with the switch."""
@@ -79,6 +81,7 @@ def test_ddp() -> None:
     assert phases(report) == [real.forward, real.backward, real.step]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("zero", "layers"), [(3, 1), (3, 4), (2, 3)])
 def test_fsdp2(zero: int, layers: int) -> None:
     config = LLAMA | {"num_hidden_layers": 11}
@@ -115,6 +118,7 @@ MIXTRAL: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "options"),
     [

@@ -39,6 +39,7 @@ def every_layout(config: Any, question: dict[str, Any], gpu: str = GPU) -> tuple
     return Evaluator(model, base, fixed), list(space.layouts(gpu, question["gpus"])), fixed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "question"), QUESTIONS)
 def test_the_search_finds_the_best_of_all_layouts(config: dict[str, Any], question: dict[str, Any]) -> None:
     found = memcalc.plan(config, gpu=GPU, **question)
@@ -73,6 +74,7 @@ def test_a_plan_is_the_estimate_of_its_setup() -> None:
         assert document["memory"] == {name: report["memory"][name] for name in ("peak", "reserved", "device")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "question"), QUESTIONS)
 def test_no_bound_is_above_the_exact_number(config: dict[str, Any], question: dict[str, Any]) -> None:
     evaluator, layouts, _ = every_layout(config, question)

@@ -75,6 +75,7 @@ def test_every_rule_has_a_question_of_the_first_level() -> None:
     assert rules - asked == shared
 
 
+@pytest.mark.slow
 @each_kind
 def test_any_draw_is_a_valid_question(kind: Kind) -> None:
     for seed in SEEDS:
@@ -99,6 +100,7 @@ def is_chinese(text: str) -> bool:
     return any("\u4e00" <= letter <= "\u9fff" for letter in text)
 
 
+@pytest.mark.slow
 @each_kind
 def test_the_answer_as_it_is_printed_is_right(kind: Kind) -> None:
     for seed in SEEDS:
@@ -119,6 +121,7 @@ def test_the_derivation_ends_in_the_answer(kind: Kind) -> None:
         assert results[-1] == question.answer
 
 
+@pytest.mark.slow
 @each_kind
 def test_the_command_explains_it(kind: Kind, capsys: pytest.CaptureFixture[str]) -> None:
     from command import here

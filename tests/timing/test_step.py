@@ -123,6 +123,7 @@ def by_source() -> dict[str, list[PublishedTime]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", by_source())
 def test_published_times_of_each_source(source: str) -> None:
     """15 % at the mean; two sources are known to be farther off, and no farther than today."""
@@ -169,6 +170,7 @@ def _per_token(row: PublishedTime, seconds: float) -> float:
     return seconds * setup["gpus"] / (batch * setup["seq_len"])
 
 
+@pytest.mark.slow
 def test_ranges_hold_the_published_times() -> None:
     for row in published_times():
         report = row.estimate()
