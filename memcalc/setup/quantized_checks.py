@@ -33,12 +33,6 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
         refuse("recompute", "op", f"with --quantize {kind} {NOT_YET}none, full")
     if engine == "deepspeed" and options.zero == 3:
         refuse("quantize", kind, f"with ZeRO-3, which partitions the codes too, {NOT_YET}with --zero 0, 1, 2")
-    if options.lora_bias not in (None, "none"):
-        refuse("lora_bias", options.lora_bias, f"with --quantize {kind} {NOT_YET}none")
-    if options.dora:
-        refuse("dora", options.dora, f"with --quantize {kind} {NOT_YET}off")
-    if options.modules_to_save is not None:
-        refuse("modules_to_save", options.modules_to_save, f"with --quantize {kind} {NOT_YET}leave it out")
     if options.prepare_kbit_training and base_dtype_name(options) == "fp32":
         refuse(
             "prepare_kbit_training", True, "casts 16-bit weights, and all are fp32; allowed: off, or --base-dtype bf16"
@@ -46,11 +40,17 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
     if options.prepare_kbit_training and options.adapter_dtype not in (None, "fp32"):
         why = "over a base that --prepare-kbit-training has cast to fp32"
         refuse("adapter_dtype", options.adapter_dtype, f"{why} {NOT_YET}fp32")
-    from memcalc.quantized.targets import NOT_MODELLED  # quantised bases are rare
+    from memcalc.quantized.targets import NOT_MODELLED, quantized_places  # quantised bases are rare
 
     if model is not None and (model.program.source or model.model_type in NOT_MODELLED):
         how = "which is traced," if model.program.source else "not all of whose linear layers are called,"
         refuse("quantize", kind, f"for a {model.model_type}, {how} {NOT_YET}none")
+    if model is not None and options.modules_to_save is not None:
+        packed, adapters = quantized_places(model.whole.program, model.model_type), model.program.adapters
+        saved = next((path for path, layer in packed if adapters is not None and adapters.saves(path, layer)), None)
+        if saved is not None:
+            why = f"{saved} is quantised, and codes do not train"
+            refuse("modules_to_save", options.modules_to_save, f"{why}; allowed: embeddings, norms, the head")
 
 
 def _check_base_dtype(options: Options, engine: str) -> None:

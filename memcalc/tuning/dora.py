@@ -53,13 +53,18 @@ class DoraAdapters(LoraAdapters):
         x = self.dropped(m, x)
         return add(result, self._scaled(m, x, base_result))
 
+    def added_to_packed(self, m: Module, x: Tensor, result: Tensor, *, casts: bool) -> Tensor:
+        expected_dtype = result.dtype
+        result = self.added(m, x, result)
+        return cast(result, expected_dtype) if casts else result
+
     def _scaled(self, m: Module, x: Tensor, base_result: Tensor | None) -> Tensor:
         """Run DoraLinearLayer.forward: what comes on top of the layer's own output."""
         fan_out = self.calls[m.path, m.layer].fan_out
         with m / MAGNITUDE:
             lora_weight = _cast(_product(m), x.dtype, "cast of the product")
             magnitude = (m / MAGNITUDE).weight()
-            weight = _cast(m.weight(), x.dtype, "copy of the weight")
+            weight = _cast(_dequantized(m), x.dtype, "copy of the weight")
             weight_norm = _norm(_outputs_first(weight, fan_out), lora_weight)
             mag_norm_scale = view(over(magnitude, weight_norm), ONE_DIM, fan_out)
             lora_result = (m / UP).linear((m / DOWN).linear(x))
@@ -69,6 +74,13 @@ class DoraAdapters(LoraAdapters):
                 bias = m.optional("bias")
                 base_result = base_result if bias is None else sub(base_result, bias)
             return add(mul(scale(mag_norm_scale, "sub"), base_result), scale(mul(mag_norm_scale, lora_result), "mul"))
+
+
+def _dequantized(m: Module) -> Tensor:
+    """Return the layer's weight, of a quantised one a copy (dequantize_module_weight in peft/utils/integrations.py)."""
+    weight = m.weight()
+    packing = m.run.packing_of(weight)
+    return weight if packing is None else packing.dequantized(weight)
 
 
 def _outputs_first(weight: Tensor, fan_out: Dim) -> Tensor:

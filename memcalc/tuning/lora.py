@@ -66,13 +66,17 @@ class LoraAdapters:
             result = clone(base(x))
             casts = m.memory.autocast is None
             x = cast(x, (m / DOWN).weight().dtype, "input cast for the adapter") if casts else x
-            output = scale((m / UP).linear((m / DOWN).linear(self.dropped(m, x))), "mul")
-            output = cast(output, result.dtype) if casts else output
-            return add(result, output)
+            return self.added_to_packed(m, x, result, casts=casts)
 
     def added(self, m: Module, x: Tensor, result: Tensor) -> Tensor:
         """Return the layer's result with what the adapter of `m` makes of its input."""
         return add(result, scale((m / UP).linear((m / DOWN).linear(self.dropped(m, x))), "mul"))
+
+    def added_to_packed(self, m: Module, x: Tensor, result: Tensor, *, casts: bool) -> Tensor:
+        """Return the 4-bit layer's result with what the adapter of `m` makes of its input."""
+        output = scale((m / UP).linear((m / DOWN).linear(self.dropped(m, x))), "mul")
+        output = cast(output, result.dtype) if casts else output
+        return add(result, output)
 
     @property
     def external(self) -> tuple[tuple[str, str], ...]:

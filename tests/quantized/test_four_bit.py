@@ -156,9 +156,9 @@ def test_biases_take_the_dtype_of_the_computation() -> None:
         ),
         (LLAMA, QLORA | {"recompute": "op"}, "--recompute op: with --quantize nf4 is not modelled"),
         (
-            LLAMA | {"attention_bias": True},
-            QLORA | {"lora_bias": "all", "adapter_dtype": "bf16"},
-            "--lora-bias all: with --quantize nf4 is not modelled",
+            LLAMA,
+            QLORA | {"modules_to_save": "q_proj", "lora_targets": "v_proj"},
+            "--modules-to-save q_proj: model.layers.*.self_attn.q_proj is quantised, and codes do not train; allowed: emb",
         ),
         (LLAMA, QLORA | {"gpus": 2, "engine": "fsdp2", "precision": "bf16-mixed"}, "--quantize nf4: with engine fsdp2"),
         (

@@ -35,6 +35,10 @@ class Packing(Protocol):
         """Run the linear layer: x (..., in), weight (out, in), bias (out) -> (..., out)."""
         ...
 
+    def dequantized(self, weight: Tensor) -> Tensor:
+        """Return a copy of the weight in the dtype that it had."""
+        ...
+
 
 class Adapters(Protocol):
     """Adapters around linear layers, and copies of modules that train in their place (`memcalc.tuning.lora`)."""
