@@ -57,10 +57,9 @@ def _check_deepspeed(name: str, options: Options, model: Model) -> None:
             refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
     if options.recompute not in ("none", "full"):
         refuse(name, value, f"with recompute {options.recompute} {NOT_YET}with --recompute none, full")
-    if options.quantize != "none" or options.base_dtype is not None:
-        given = "quantize" if options.quantize != "none" else "base_dtype"
-        refuse(name, value, f"with --{given.replace('_', '-')} {getattr(options, given)} {NOT_YET}none")
-    if options.lora_rank:
-        refuse(name, value, f"with adapters (--lora-rank {options.lora_rank}) {NOT_YET}none")
+    if options.base_dtype is not None:
+        refuse(name, value, f"with --base-dtype {options.base_dtype} {NOT_YET}none")
+    if options.lora_rank and options.zero == 3:
+        refuse(name, value, f"with ZeRO-3 and adapters (--lora-rank {options.lora_rank}) {NOT_YET}--zero 1, 2, or none")
     if model.program.source:
         refuse(name, value, f"for a {model.model_type}, which is traced, {NOT_YET}none")

@@ -29,6 +29,8 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
         refuse("quantize", kind, "quantised weights do not train; allowed: with --lora-rank 1 or more")
     if engine not in ("none", "ddp", "deepspeed"):
         refuse("quantize", kind, f"with engine {engine} {NOT_YET}with --engine none, ddp, deepspeed")
+    if options.cp > 1:
+        refuse("quantize", kind, f"with --cp {options.cp} {NOT_YET}--cp 1")
     if options.recompute == "op":
         refuse("recompute", "op", f"with --quantize {kind} {NOT_YET}none, full")
     if engine == "deepspeed" and options.zero == 3:

@@ -12,15 +12,13 @@ if TYPE_CHECKING:
     from memcalc.families.base.program import Program
     from memcalc.inputs.model import Model
 
-_AXES: Final = ("tp", "pp", "cp", "ep")
+_AXES: Final = ("tp", "pp", "ep")
 _OF_ADAPTERS: Final = ("lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "modules_to_save")
 
 _ALONE: Final = "is an option of adapters; allowed: with --lora-rank 1 or more"
-_WITH_HF_ALONE: Final = ("quantize", "dora", "modules_to_save")
-"""The options that are checked with transformers' own kernels and loss alone."""
 _UNCHECKED: Final = (
     ("kernels", "megatron", "hf, fused"),
-    ("cross_entropy", "vocab-parallel", "eager, fused, chunked, flash"),
+    ("cross_entropy", "vocab-parallel", "eager, fused, chunked, flash, liger"),
 )
 
 
@@ -48,12 +46,6 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
     if engine == "deepspeed" and options.zero == 3 and model is not None and model.program.source:
         why = f"with ZeRO-3, whose linear function saves inputs of its own, for a {model.model_type}, which is traced,"
         refuse(name, value, f"{why} {NOT_YET}with --zero 0, 1, 2")
-    for alone in _WITH_HF_ALONE:
-        if getattr(options, alone) in ("none", None, False):
-            continue
-        for other, only in (("kernels", "hf"), ("cross_entropy", "eager")):
-            if getattr(options, other) not in (None, only):
-                refuse(other, getattr(options, other), f"with --{alone.replace('_', '-')} {NOT_YET}{only}")
     if engine == "deepspeed" and options.zero == 3 and _adapts_mlp(model):
         why = "with adapters in the MLP and ZeRO-3"
         for other, only in (("kernels", "hf"), ("cross_entropy", "eager, flash, liger")):

@@ -128,6 +128,43 @@ def test_a_frozen_head_has_no_gradient_in_forward() -> None:
     assert kept[0] - kept[1] == 2 * 128256 * 4096
 
 
+QUANTISED: dict[str, Any] = {"lora_rank": 4, "quantize": "nf4", "precision": "bf16"}
+DORA: dict[str, Any] = {"lora_rank": 4, "dora": True, "precision": "bf16"}
+SAVED: dict[str, Any] = {"lora_rank": 4, "modules_to_save": "lm_head,norm", "precision": "bf16"}
+
+
+@pytest.mark.parametrize("tuned", [QUANTISED, DORA, SAVED, QUANTISED | {"dora": True}], ids=named)
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        {"kernels": "fused"},
+        {"kernels": "fused", "recompute": "full"},
+        {"cross_entropy": "fused"},
+        {"cross_entropy": "chunked"},
+        {"cross_entropy": "liger"},
+        {"cross_entropy": "flash"},
+    ],
+    ids=named,
+)
+def test_over_quantised_bases_and_other_adapters(kernels: dict[str, Any], tuned: dict[str, Any]) -> None:
+    same(validate(LLAMA, **WORKLOAD, **kernels, **tuned))
+
+
+@pytest.mark.parametrize("tuned", [QUANTISED, DORA | {"adapter_dtype": "bf16"}], ids=named)
+@pytest.mark.parametrize(
+    "engine", [{"engine": "ddp"}, {"engine": "deepspeed", "zero": 2, "precision": "bf16-mixed"}], ids=named
+)
+def test_their_engines(engine: dict[str, Any], tuned: dict[str, Any]) -> None:
+    of = {"adapter_dtype": "bf16"} if engine["engine"] == "ddp" else {}
+    same(validate(LLAMA, kernels="fused", gpus=4, **WORKLOAD, **tuned | engine | of))
+
+
+@pytest.mark.parametrize("tuned", [{"dora": True}, {"modules_to_save": "norm"}], ids=named)
+@pytest.mark.parametrize("engine", ZERO_3, ids=named)
+def test_other_adapters_on_zero_3(engine: dict[str, Any], tuned: dict[str, Any]) -> None:
+    same(validate(LLAMA, kernels="fused", gpus=4, lora_rank=4, **tuned, **WORKLOAD, **engine))
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -140,10 +177,6 @@ def test_a_frozen_head_has_no_gradient_in_forward() -> None:
         (
             {"kernels": "fused", "engine": "deepspeed", "zero": 3, "gpus": 2, **LORA},
             "--kernels fused: with adapters in the MLP and ZeRO-3 is not modelled",
-        ),
-        (
-            {"lora_rank": 4, "quantize": "nf4", "cross_entropy": "flash"},
-            "--cross-entropy flash: with --quantize is not modelled",
         ),
         ({"lora_rank": 4, "kernels": "megatron"}, "--kernels megatron: with --lora-rank is not modelled"),
         (
