@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from memcalc.decisions.ladder_lines import print_ladder
 from memcalc.errors import InputError
 from memcalc.timing.kernels import Unknown
 
+climbed = cache(ladder)
 CASES: list[dict[str, Any]] = [
     {"model": "llama-7b", "gpus": 8, "gpu": "a100-40gb"},
     {"model": "gpt2", "gpu": "t4", "precision": "fp16-mixed"},
@@ -25,7 +27,7 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["model"])
 def test_a_rung_is_the_estimate_of_its_setup(case: dict[str, Any]) -> None:
-    found = ladder(**case)
+    found = climbed(**case)
     before = memcalc.estimate(**case)
     for rung in found.rungs:
         if rung.report is None:
@@ -52,7 +54,7 @@ def names(found: Ladder) -> list[str]:
 
 
 def test_the_order_is_that_of_the_guides() -> None:
-    assert names(ladder("gpt2", gpus=8, gpu="t4")) == [
+    assert names(climbed(model="gpt2", gpus=8, gpu="t4")) == [
         "", "recompute=full", "zero=2", "offload_optimizer=cpu", "zero=3", "offload_params=cpu", "offload_optimizer=nvme",
         "offload_params=nvme",
     ]  # fmt: skip
@@ -67,7 +69,7 @@ def test_the_order_is_that_of_the_guides() -> None:
     ],
 )
 def test_a_rung_that_is_given_is_left_out(given: dict[str, Any], left_out: set[str]) -> None:
-    usual = names(ladder("gpt2", gpus=8, gpu="t4"))
+    usual = names(climbed(model="gpt2", gpus=8, gpu="t4"))
     assert names(ladder("gpt2", gpus=8, gpu="t4", **given)) == [name for name in usual if name not in left_out]
 
 
@@ -78,7 +80,7 @@ def test_deepspeed_is_named_where_another_engine_would_run() -> None:
 
 
 def test_the_lowest_rung_that_fits() -> None:
-    found = ladder("llama-7b", gpus=8, gpu="a100-40gb")
+    found = climbed(model="llama-7b", gpus=8, gpu="a100-40gb")
     fits = [rung.report is not None and rung.report.fits is True for rung in found.rungs]
     assert found.first_fit == fits.index(True) > 0
     assert found.to_dict()["first_fit"] == found.first_fit
@@ -90,7 +92,7 @@ def test_the_lowest_rung_that_fits() -> None:
 def test_every_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     file = io.StringIO()
-    print_ladder(ladder("llama-7b", gpus=8, gpu="a100-40gb"), file)
+    print_ladder(climbed(model="llama-7b", gpus=8, gpu="a100-40gb"), file)
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
     text = " ".join(file.getvalue().split())
