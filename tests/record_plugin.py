@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--record", action="store_true", help="run every oracle, and write what it returns to tests/records/"
     )
+    group.addoption(
+        "--but-paper", action="store_true", help="leave out what the last default run has passed without any oracle"
+    )
     group.addoption("--sample", type=float, default=1.0, help="percent of the calls that run live by default (1.0)")
     group.addoption("--sample-seed", default=None, help="which calls those are; by default it is the day")
 
@@ -86,6 +89,8 @@ def header(own: Records) -> list[str]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     own = item.config.stash[OWN]
+    if item.config.option.but_paper and item.nodeid in _passed_on_paper(item.config):
+        pytest.skip("passed in the last default run, without an oracle")
     for name, times in TIMES_THE_SAMPLE.items():
         if own.mode is Mode.SAMPLE and item.get_closest_marker(name) and not own.chosen(item.nodeid, times):
             pytest.skip(f"{name}, and not in the sample of {own.seed}: pytest --live")
@@ -94,13 +99,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test whose package is not there is skipped, in a default run."""
+    own = item.config.stash[OWN]
+    before = own.requests
     try:
-        return (yield)
+        result = yield
+        if own.mode is Mode.SAMPLE and own.requests == before and not _is_property(item):
+            item.user_properties.append((ON_PAPER, True))
+        return result
     except Exception as error:
         package = missing_package(error)
         if package is None or item.config.stash[OWN].mode is not Mode.SAMPLE:
             raise
         skip_for(package, error)
+
+
+# --- what no oracle has a part in: all of it has run where a default run has passed it, but the examples of properties
+
+ON_PAPER = "on paper alone"
+PASSED: pytest.StashKey[frozenset[str]] = pytest.StashKey()
+_CACHED = "memcalc/passed-on-paper"
+
+
+def _is_property(item: pytest.Item) -> bool:
+    """Whether hypothesis finds examples for a test: a default run tries fewer."""
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
+def _passed_on_paper(config: pytest.Config) -> frozenset[str]:
+    if PASSED not in config.stash:
+        cache = getattr(config, "cache", None)
+        config.stash[PASSED] = frozenset() if cache is None else frozenset(cache.get(_CACHED, []))
+    return config.stash[PASSED]
 
 
 # --- the end
@@ -144,6 +173,15 @@ def handed_over(own: Records) -> str:
     return json.dumps(part)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed and (ON_PAPER, True) in report.user_properties:
+        _reported.append(report.nodeid)
+
+
+_reported: list[str] = []
+"""The tests of this process, or of all workers, that have passed without an oracle."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     gathered = node.config.stash[ALL]
@@ -169,6 +207,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         config.workeroutput["records"] = handed_over(own)
         return
     gathered.add(handed_over(own))
+    if own.mode is Mode.SAMPLE and getattr(config, "cache", None) is not None:
+        config.cache.set(_CACHED, sorted(_reported))  # type: ignore[union-attr]
     whole = asks_for_all(config) and gathered.complete and exitstatus == pytest.ExitCode.OK
     if own.mode is Mode.RECORD and not whole and gathered.made and other_versions():
         gathered.wrong += [f"nothing is written: {line}; record all, and nothing may fail" for line in other_versions()]

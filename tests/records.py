@@ -49,6 +49,8 @@ class Records:
         self.ran_live = 0
         self.lacking: set[str] = set()
         """Oracles of calls that ran live in a default run because they have no record."""
+        self.requests = 0
+        """The number of times that any call was asked for."""
         self._books: dict[str, dict[str, str]] = {}
         self._inside = False
 
@@ -61,6 +63,7 @@ class Records:
         """What `run` returns, from the record or from itself."""
         if self._inside:
             return run()
+        self.requests += 1
         self.asked.setdefault(oracle, set()).add(call)
         known = self._book(oracle).get(call)
         if self.mode is Mode.SAMPLE and known is not None and not self.chosen(f"{oracle} {call}"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -253,3 +255,44 @@ def test_a_record_that_no_test_asks_for_is_named(tmp_path: Path, monkeypatch: py
 
 def test_the_process_of_this_test_has_records() -> None:
     assert records.current is not None
+
+
+WITH_AND_WITHOUT = """
+from records import on_record
+
+@on_record
+def oracle(number: int) -> int:
+    return number
+
+def test_on_paper() -> None:
+    pass
+
+def test_against_an_oracle() -> None:
+    assert oracle(1) == 1
+"""
+
+
+def test_a_live_run_can_leave_out_what_has_passed_on_paper(tmp_path: Path) -> None:
+    """The oracle has no record, which fails in a live run: so it has run."""
+    (tmp_path / "test_both.py").write_text(WITH_AND_WITHOUT)
+    ran: list[str] = []
+    for options in ([], ["--live", "--but-paper"], ["--live"]):
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "record_plugin",
+            "-p",
+            "no:randomly",
+            "--rootdir",
+            str(tmp_path),
+        ]
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [*command, *options], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+        )
+        ran.append(done.stdout)
+    assert "2 passed" in ran[0]
+    assert "1 failed, 1 skipped" in ran[1]
+    assert "1 failed, 1 passed" in ran[2]
