@@ -126,7 +126,7 @@ def _climbed(model: Any, given: Mapping[str, Any], first: Report) -> Iterator[Ru
     for name, adds in RUNGS:
         if not _is_new(adds, below):
             continue
-        adds = _with_engine(adds, below, given)
+        adds = _with_engine(_of_all_layers(adds, below), below, given)
         asked = {**flags, **adds}
         try:
             report = estimate(model, **{**given, **asked})
@@ -141,16 +141,23 @@ def _climbed(model: Any, given: Mapping[str, Any], first: Report) -> Iterator[Ru
 def _is_new(adds: Mapping[str, Any], below: Report) -> bool:
     """Return False for a rung that a setup has already: a higher stage has the lower one, and files come after the host."""
     setup = below.setup
-    return not all(
+    return _of_all_layers(adds, below) != adds or not all(
         getattr(setup, name) in (value, "nvme") or (name == "zero" and setup.zero > value)
         for name, value in adds.items()
     )
 
 
+def _of_all_layers(adds: Mapping[str, Any], below: Report) -> Mapping[str, Any]:
+    """Return the options of a rung, of which recomputation means all layers."""
+    some = "recompute" in adds and below.setup.recompute_layers is not None
+    return {**adds, "recompute_layers": None} if some else adds
+
+
 def _with_engine(adds: Mapping[str, Any], below: Report, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options of a rung, with DeepSpeed as the engine of its own ones: one GPU or a given engine has another."""
+    """Return the options of a rung, with DeepSpeed as the engine of its own ones, unless a stage alone means it."""
     own = "recompute" not in adds
-    if own and below.setup.engine != "deepspeed" and (below.setup.gpus == 1 or "engine" in given):
+    implied = given.get("engine") is None and adds.get("zero") and below.setup.gpus > 1
+    if own and below.setup.engine != "deepspeed" and not implied:
         return {"engine": "deepspeed", **adds}
     return adds
 

@@ -14,6 +14,7 @@ from memcalc.report.consoles import console_for
 from memcalc.report.fitting import Column, fitting, table_of
 from memcalc.report.folding import Folded
 from memcalc.report.title import title
+from memcalc.report.verdict import EXPANDABLE
 from memcalc.timing.kernels import Unknown
 from memcalc.units import show_bytes, show_seconds
 
@@ -32,17 +33,25 @@ def print_ladder(found: Ladder, file: IO[str]) -> None:
     columns, left_out = fitting(_columns(found), console.width, _FIRST_TO_GO)
     parts: list[RenderableType] = [Folded(title(first)), Folded(Text(_answer(found), "bold")), ""]
     parts.append(table_of(columns, bold=found.first_fit))
-    parts += [Folded(line) for line in (left_out, "", *_legend(found), *_refusals(found)) if line or line == ""]
+    parts += [Folded(line) for line in (*([left_out] if left_out else []), "", *_legend(found), *_refusals(found))]
     console.print(Group(*parts))
 
 
 def _answer(found: Ladder) -> str:
     place = found.first_fit
     if place is None:
-        return "no rung fits; --solve gpus finds how many GPUs would"
+        return f"no rung fits{_only_expandable(found)}"
     if not place:
         return "the setup fits as it is given"
     return f"the lowest rung that fits adds {_words(found.rungs[place].flags)}"
+
+
+def _only_expandable(found: Ladder) -> str:
+    """Return what would let a rung fit whose memory is enough but for fragments; "" if there is none."""
+    verdicts = (rung.report.verdict for rung in found.rungs if rung.report is not None)
+    if any(verdict is not None and verdict.answer == "expandable" for verdict in verdicts):
+        return f" as it is; those marked {ANSWERS['expandable']} do with {EXPANDABLE}"
+    return ""
 
 
 def _columns(found: Ladder) -> list[Column]:
@@ -63,7 +72,7 @@ def _name(rung: Rung) -> str:
 
 
 def _words(options: Mapping[str, Any]) -> str:
-    return " ".join(f"{option_name(name)} {value}" for name, value in options.items())
+    return " ".join(f"{option_name(name)} {value}" for name, value in options.items() if value is not None)
 
 
 def _device(rung: Rung) -> str:
@@ -106,4 +115,4 @@ def _legend(found: Ladder) -> list[str]:
 
 
 def _refusals(found: Ladder) -> list[str]:
-    return [f"{REFUSED}: {rung.error}" for rung in found.rungs if rung.error]
+    return [f"{REFUSED}: {error}" for error in dict.fromkeys(rung.error for rung in found.rungs) if error]

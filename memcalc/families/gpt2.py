@@ -215,6 +215,7 @@ FAMILY: Final = Family(
     GPT2,
     Support(
         tensor_parallel={},
+        conv1d=True,
         chunked_loss=True,
         megatron_kernels=True,
         activation_field="activation_function",

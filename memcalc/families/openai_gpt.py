@@ -148,4 +148,6 @@ class OpenAIGPT(GPT2):
         return dropout(h2, self.config.resid_pdrop)
 
 
-FAMILY: Final = Family("openai-gpt", OpenAIGPT, Support(tensor_parallel={}, meets_fp32=True, attends_in_fp32=True))
+FAMILY: Final = Family(
+    "openai-gpt", OpenAIGPT, Support(tensor_parallel={}, conv1d=True, meets_fp32=True, attends_in_fp32=True)
+)

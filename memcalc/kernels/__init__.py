@@ -45,14 +45,19 @@ class Kernels(NamedTuple):
 TRANSFORMERS: Final = Kernels()
 
 
-def refusal(kernels: str, model_type: str, config: Any) -> str | None:
-    """Return the reason why a model cannot have these kernels; None if it can."""
+def refusal(kernels: str, model_type: str, config: Any, liger_parts: str | None = None) -> str | None:
+    """Return the reason why a model cannot have these kernels; None if it can. `liger_parts` names what of Liger's is on, as
+    in `choose`."""
     support = support_of(model_type)
     if kernels == "fused":
         from memcalc.kernels.liger import ACTIVATIONS, LARGEST
 
         if support.liger is None:
             return f"Liger-Kernel leaves {model_type} as it is, or its kernels for it are not modelled; allowed: hf"
+        from memcalc.kernels.liger_parts import chosen_parts
+
+        if not {"swiglu", "geglu"} & set(chosen_parts(liger_parts, model_type)):
+            return None
         if config.intermediate_size > LARGEST:
             return f"Liger's kernels take rows of up to {LARGEST}, intermediate_size is {config.intermediate_size}; allowed: hf"
         return _activation(config.hidden_act, ACTIVATIONS[support.liger])
@@ -67,7 +72,7 @@ def refusal(kernels: str, model_type: str, config: Any) -> str | None:
 def _activation(name: str, allowed: tuple[str, ...] | None) -> str | None:
     if allowed is None or name in allowed:
         return None
-    return f"compute {' or '.join(allowed)}, the model's activation is {name}; allowed: hf"
+    return f"they compute {' or '.join(allowed)}, and the model's activation is {name}; allowed: hf"
 
 
 def losses(kernels: str, model_type: str) -> tuple[str, ...]:

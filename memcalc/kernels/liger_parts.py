@@ -29,6 +29,6 @@ def chosen_parts(text: str | None, model_type: str) -> tuple[str, ...]:
     given = [name.strip().replace("-", "_") for name in re.split(f"[{SEPARATORS}]", text)]
     for name in given:
         if name not in allowed:
-            words = f"{model_type} has no part {name or repr(name)}"
+            words = f"{model_type} has no part {one_line(name) or repr(name)}"
             raise InputError(f"--liger {one_line(text)}: {words}; allowed: {', '.join(allowed)}, with commas or +")
     return tuple(name for name in allowed if name in given)

@@ -40,6 +40,7 @@ class Apollo(Optimizer):
 
     needs_shapes: ClassVar[bool] = True
     takes_flat: ClassVar[bool] = False
+    takes_linear_layers_alone: ClassVar[bool] = True
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         self.check(implementation)

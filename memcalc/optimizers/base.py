@@ -72,6 +72,9 @@ class Optimizer(ABC):
     takes_flat: ClassVar[bool] = True
     """False if the step needs whole matrices, not flat partitions of the weights."""
 
+    takes_linear_layers_alone: ClassVar[bool] = False
+    """True if transformers' Trainer gives it the weights of nn.Linear, and fails where a model's layers have none."""
+
     takes_stage_0: ClassVar[bool] = True
     """False if DeepSpeed's stage 0 is not modelled with this optimizer: its FP16_UnfusedOptimizer is another program."""
 

@@ -42,6 +42,7 @@ class GaLore(Optimizer):
 
     needs_shapes: ClassVar[bool] = True
     takes_flat: ClassVar[bool] = False
+    takes_linear_layers_alone: ClassVar[bool] = True
     makes_states_in_turn: ClassVar[bool] = True
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:

@@ -28,6 +28,7 @@ def notes(report: Report) -> list[str]:
         *_of_adapters(report),
         *_of_task(report),
         *_of_dora(report),
+        *_of_decompositions(report),
         *_of_attention(report),
     ]
 
@@ -99,6 +100,16 @@ def _of_task(report: Report) -> list[str]:
     if peak is not None:
         out.append(f"{s.task}: the reference's forward peaks at {show_bytes(peak)}, the policy's activations included")
     return out
+
+
+def _of_decompositions(report: Report) -> list[str]:
+    """Return a note on the step that GaLore's estimate is of."""
+    if report.setup.optimizer != "galore-adamw":
+        return []
+    return [
+        "galore-adamw: the step is one that decomposes the gradients, every 200th; what cuSOLVER borrows while it does is not "
+        "known and not counted, and the time is that of the other steps"
+    ]
 
 
 def _of_dora(report: Report) -> list[str]:

@@ -167,9 +167,10 @@ def kernels_of(options: Options, precision: str, engine: str, model: Model | Non
     if model is None:
         return kernels
     program = model.program
-    why = None if gpt_model else refusal(kernels, model.model_type, program.config)
+    why = None if gpt_model else refusal(kernels, model.model_type, program.config, options.liger)
     if why is not None:
-        refuse("kernels", kernels, why)
+        given = "kernels" if options.liger is None else "liger"
+        refuse(given, getattr(options, given) or kernels, why)
     if kernels != "hf" and precision.endswith("-autocast"):
         refuse("kernels", kernels, f"under autocast (precision {precision}) {NOT_YET}hf")
     if kernels == "megatron":

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.optimizers import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+
+def check_optimizer_of_layers(options: Options, model: Model) -> None:
+    """Raise InputError for an optimizer that finds none of its layers (transformers' trainer_optimizer.py,
+    _setup_low_rank_optimizer)."""
+    optimizer = OPTIMIZERS[options.optimizer]
+    if optimizer.takes_linear_layers_alone and model.support.conv1d:
+        why = f"takes nn.Linear alone, and the layers of a {model.model_type} are Conv1D"
+        refuse("optimizer", optimizer.name, f"{why}; allowed: another one")
 
 
 def check_optimizer_of_deepspeed(options: Options, *, states_only: bool) -> None:

@@ -21,7 +21,7 @@ from memcalc.setup.methods import (
     with_kernels_of_liger,
 )
 from memcalc.setup.offload_checks import check_offload
-from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed
+from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -33,7 +33,7 @@ from memcalc.setup.refusals import (
 )
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
-from memcalc.setup.task_checks import check_task, precompute_reference_of
+from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import zero_sizes
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
 
 def resolve(options: Options, model: Model | None) -> Setup:
     """Return the setup that `options` mean for `model`; None stands for a bare number of parameters."""
+    options = with_adapters_of_trl(with_kernels_of_liger(options))
     model = None if model is None else tasked(model, options)
-    options = with_kernels_of_liger(options)
+    if model is not None:
+        check_optimizer_of_layers(options, model)
     dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)

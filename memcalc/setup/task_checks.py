@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.quantized.chosen import base_dtype_name
 from memcalc.tasks import OF_TRL, PREFERENCE
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
     if engine not in _ENGINES:
         refuse("task", task, f"with engine {engine} {NOT_YET}pretrain, or --engine {', '.join(_ENGINES)}")
     if options.zero == 3:
-        refuse("task", task, f"with --zero 3, which shards the head and a reference too, {NOT_YET}--zero 0, 1, 2")
+        shards = "the head and the reference" if task in PREFERENCE else "the head"
+        refuse("task", task, f"with --zero 3, which shards {shards} too, {NOT_YET}--zero 0, 1, 2")
     for axis in ("tp", "pp", "cp", "ep"):
         if getattr(options, axis) > 1:
             refuse("task", task, f"with --{axis} {getattr(options, axis)} {NOT_YET}--{axis} 1")
@@ -46,6 +48,8 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
     for name, only in _ALONE.items() if task in PREFERENCE else ():
         if getattr(options, name) != only:
             refuse(name, getattr(options, name), f"with --task {task} {NOT_YET}leave it out")
+    if options.liger is not None:
+        refuse("liger", options.liger, f"with --task {task} {NOT_YET}leave it out")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"with --task {task} {NOT_YET}hf")
     why = f"with --task {task}"
@@ -111,6 +115,27 @@ def _check_targets(options: Options, model: Model) -> None:
     for name in (model.program.head_name, model.program.unembedding):
         if adapters.has(name, None):
             refuse("lora_targets", options.lora_targets, f"{name} with --task {options.task} {NOT_YET}the other layers")
+
+
+def with_adapters_of_trl(options: Options) -> Options:
+    """Return the options with adapters in bf16 where SFTTrainer casts them: over a quantised base (trl/trainer/sft_trainer.py).
+
+    Raise InputError for other adapters there, and for a base of another dtype.
+    """
+    if options.task != "sft" or options.quantize == "none" or not options.lora_rank:
+        return options
+    kind, base = options.quantize, base_dtype_name(options)
+    if base != "bf16":
+        why = f"with --task sft, whose trainer casts adapters to bf16, over a base of {base}"
+        refuse("quantize", kind, f"{why} {NOT_YET}with --precision bf16 or bf16-mixed, or --base-dtype bf16")
+    if options.adapter_dtype not in (None, "bf16"):
+        why = "with --task sft over a quantised base, where the trainer casts adapters to bf16"
+        refuse("adapter_dtype", options.adapter_dtype, f"{why}; allowed: bf16")
+    if options.dora:
+        refuse("dora", options.dora, f"with --task sft over a quantised base {NOT_YET}off")
+    if options.prepare_kbit_training:
+        refuse("prepare_kbit_training", True, "TRL does not call it; allowed with --task sft: off")
+    return options._replace(adapter_dtype="bf16")
 
 
 def precompute_reference_of(options: Options) -> bool | None:

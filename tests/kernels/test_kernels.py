@@ -96,7 +96,7 @@ def test_advice_keeps_the_kernels() -> None:
     [
         ("gpt2", {"kernels": "fused"}, "--kernels fused: Liger-Kernel leaves gpt2 as it is"),
         ("mixtral-8x7b", {"kernels": "fused"}, "its kernels for it are not modelled; allowed: hf"),
-        (LLAMA | {"hidden_act": "gelu"}, {"kernels": "fused"}, "compute silu or swish, the model's activation is gelu"),
+        (LLAMA | {"hidden_act": "gelu"}, {"kernels": "fused"}, "they compute silu or swish, and the model's activation is gelu"),
         (LLAMA | {"intermediate_size": 65537}, {"kernels": "fused"}, "rows of up to 65536, intermediate_size is 65537"),
         ("gpt2", {"cross_entropy": "fused"}, "--cross-entropy fused: not with kernels hf for gpt2; allowed: eager, chunked"),
         ("gemma-2-2b", {"cross_entropy": "chunked"}, "allowed: eager, fused"),

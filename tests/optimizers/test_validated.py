@@ -69,6 +69,14 @@ def test_they_are_refused_where_no_matrix_is_whole(engine: str, optimizer: str) 
         memcalc.estimate(dict(LLAMA), optimizer=optimizer, engine=engine, gpus=2)
 
 
+@pytest.mark.parametrize("optimizer", ["apollo-adamw", "galore-adamw"])
+def test_they_find_no_layer_in_a_model_of_conv1d(optimizer: str) -> None:
+    with pytest.raises(
+        InputError, match=f"--optimizer {optimizer}: takes nn.Linear alone, and the layers of a gpt2 are"
+    ):
+        memcalc.estimate("gpt2", optimizer=optimizer, seq_len=8)
+
+
 def test_galore_keeps_what_its_rank_says() -> None:
     """Of a matrix: two moments of 128 numbers for each unit of the longer side, a projection of 128 for each of the shorter one.
     With fp32 gradients the projection is a view of all singular vectors of the shorter side."""

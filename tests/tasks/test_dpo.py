@@ -208,7 +208,7 @@ def test_pretraining_is_as_it_was() -> None:
         (
             LLAMA,
             {"task": "dpo", "precompute_reference": True, "gpus": 2, "zero": 3},
-            "--task dpo: with --zero 3, which shards the head and a reference too",
+            "--task dpo: with --zero 3, which shards the head and the reference too",
         ),
         (
             LLAMA,

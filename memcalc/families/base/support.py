@@ -73,6 +73,8 @@ class Support:
     (_fsdp_state.py, _pre_forward), but no buffer."""
     auto_ep: Preset | None = None
     """The preset of DeepSpeed's AutoEP; None if it has none."""
+    conv1d: bool = False
+    """True if the linear layers are transformers' Conv1D, which is no nn.Linear."""
     chunked_loss: bool = False
     """True if the logits are the head's product and nothing else, as torch's linear_cross_entropy needs it."""
     liger: Literal["llama", "gemma2"] | None = None
