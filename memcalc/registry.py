@@ -128,7 +128,7 @@ OPTIMIZERS: Final[Registry[Any]] = Registry(
         "galore-adamw",
     ),
     partial(constant, "OPTIMIZER", "name"),
-    helpers=("bitsandbytes",),
+    helpers=("bitsandbytes", "low_rank"),
 )
 ENGINES: Final[Registry[Any]] = Registry(
     "memcalc.engines",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
@@ -37,13 +37,14 @@ class DeepSpeedTable:
 @dataclass(frozen=True)
 class DeepSpeedTables:
     tables: tuple[DeepSpeedTable, ...]
-    additional_buffer_factor: float = BUFFER_FACTOR
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        factor = asdict(self)["additional_buffer_factor"]
-        tables = [one.to_dict() for one in self.tables]
-        return {"schema_version": SCHEMA_VERSION, "additional_buffer_factor": factor, "deepspeed_tables": tables}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "additional_buffer_factor": BUFFER_FACTOR,
+            "deepspeed_tables": [one.to_dict() for one in self.tables],
+        }
 
 
 def deepspeed_tables(model: Any = None, **options: Any) -> DeepSpeedTables:

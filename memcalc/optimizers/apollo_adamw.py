@@ -16,7 +16,6 @@ from memcalc.core.dims import Dim, Shape
 from memcalc.core.dtypes import DType, fp32
 from memcalc.core.tensor import Memory, Tensor
 from memcalc.optimizers.base import (
-    Operand,
     Optimizer,
     Parameter,
     State,
@@ -28,6 +27,7 @@ from memcalc.optimizers.base import (
     temporary,
     then,
 )
+from memcalc.optimizers.low_rank import is_tall, moments
 
 _SOURCE: Final = "apollo_torch/apollo.py: APOLLOAdamW.step"
 _PROJECTOR: Final = "apollo_torch/random_projector.py: GradientProjector"
@@ -66,22 +66,18 @@ class Apollo(Optimizer):
 OPTIMIZER: Final = Apollo("apollo-adamw", ("for-loop",))
 
 
-def _is_tall(shape: Shape) -> bool:
-    return shape[0].size >= shape[1].size
-
-
 def _low(shape: Shape) -> Shape:
     """Return the shape of a projected gradient."""
-    return (shape[0], _RANK) if _is_tall(shape) else (_RANK, shape[1])
+    return (shape[0], _RANK) if is_tall(shape) else (_RANK, shape[1])
 
 
 def _projection(shape: Shape) -> Shape:
-    return (_RANK, shape[1]) if _is_tall(shape) else (shape[0], _RANK)
+    return (_RANK, shape[1]) if is_tall(shape) else (shape[0], _RANK)
 
 
 def _channels(shape: Shape) -> Shape:
     """Return the shape of a norm over the low-rank dim."""
-    return (shape[0],) if _is_tall(shape) else (shape[1],)
+    return (shape[0],) if is_tall(shape) else (shape[1],)
 
 
 def _steps(
@@ -98,7 +94,7 @@ def _steps(
         moment, given = (parameter.shape, dtype), (parameter.shape, grad_dtype)
         denom = temporary(memory, parameter.shape, dtype, "denom")
         norm_grad = then(denom, "norm_grad")
-        _moments(memory, moment, given)
+        moments(memory, moment, given)
         streams(memory, "param.add_", moment, moment, moment)
     for parameter in one_by_one(memory, matrices):
         shape = parameter.shape
@@ -107,8 +103,8 @@ def _steps(
         _draws(memory, shape, grad_dtype)
         grad = temporary(memory, _low(shape), grad_dtype, "low_rank_grad")
         rows, columns = grad.shape
-        multiplies(memory, "low_rank_grad", rows, columns, shape[1] if _is_tall(shape) else shape[0], grad_dtype)
-        _moments(memory, low, low)
+        multiplies(memory, "low_rank_grad", rows, columns, shape[1] if is_tall(shape) else shape[0], grad_dtype)
+        moments(memory, low, low)
         denom = temporary(memory, grad.shape, grad_dtype, "denom")
         norm_grad = then(denom, "norm_grad")
         above = temporary(memory, channels[0], grad_dtype, "norm of norm_grad")
@@ -140,14 +136,3 @@ def _draws(memory: Memory, shape: Shape, grad_dtype: DType) -> None:
     if grad_dtype is not fp32:
         then(drawn, "ortho_matrix", grad_dtype)
     del matrix, drawn
-
-
-def _moments(memory: Memory, moment: Operand, grad: Operand) -> None:
-    """Note the kernels of Adam's moments, up to the update."""
-    streams(memory, "exp_avg.mul_", moment, moment)
-    streams(memory, "exp_avg.add_", moment, grad, moment)
-    streams(memory, "exp_avg_sq.mul_", moment, moment)
-    streams(memory, "exp_avg_sq.addcmul_", moment, grad, moment)
-    streams(memory, "exp_avg_sq.sqrt", moment, moment)
-    streams(memory, "denom.add_", moment, moment)
-    streams(memory, "norm_grad", moment, moment, moment)

@@ -18,7 +18,6 @@ from memcalc.core.dims import Dim, Shape
 from memcalc.core.dtypes import DType, fp32, int32
 from memcalc.core.tensor import Memory, Tensor
 from memcalc.optimizers.base import (
-    Operand,
     Optimizer,
     Parameter,
     State,
@@ -30,6 +29,7 @@ from memcalc.optimizers.base import (
     temporary,
     then,
 )
+from memcalc.optimizers.low_rank import is_tall, moments
 
 _SOURCE: Final = "galore_torch/adamw.py: AdamW.step"
 _PROJECTOR: Final = "galore_torch/galore_projector.py: GaLoreProjector"
@@ -69,12 +69,8 @@ class GaLore(Optimizer):
 OPTIMIZER: Final = GaLore("galore-adamw", ("for-loop",))
 
 
-def _is_tall(shape: Shape) -> bool:
-    return shape[0].size >= shape[1].size
-
-
 def _shorter(shape: Shape) -> Dim:
-    return shape[1] if _is_tall(shape) else shape[0]
+    return shape[1] if is_tall(shape) else shape[0]
 
 
 def _rank(shape: Shape) -> Dim:
@@ -84,11 +80,11 @@ def _rank(shape: Shape) -> Dim:
 
 def _low(shape: Shape) -> Shape:
     """Return the shape of a projected gradient."""
-    return (shape[0], _rank(shape)) if _is_tall(shape) else (_rank(shape), shape[1])
+    return (shape[0], _rank(shape)) if is_tall(shape) else (_rank(shape), shape[1])
 
 
 def _projection(shape: Shape) -> Shape:
-    return (_rank(shape), shape[1]) if _is_tall(shape) else (shape[0], _rank(shape))
+    return (_rank(shape), shape[1]) if is_tall(shape) else (shape[0], _rank(shape))
 
 
 def _vectors(shape: Shape) -> Shape:
@@ -107,7 +103,7 @@ def _steps(
         moment, given = (parameter.shape, dtype), (parameter.shape, grad_dtype)
         denom = temporary(memory, parameter.shape, dtype, "denom")
         norm_grad = then(denom, "norm_grad")
-        _moments(memory, moment, given)
+        moments(memory, moment, given)
         streams(memory, "param.add_", moment, moment, moment)
     for parameter in one_by_one(memory, matrices):
         shape = parameter.shape
@@ -117,7 +113,7 @@ def _steps(
         grad = temporary(memory, _low(shape), grad_dtype, "low_rank_grad")
         rows, columns = grad.shape
         multiplies(memory, "low_rank_grad", rows, columns, _shorter(shape), grad_dtype)
-        _moments(memory, low, low)
+        moments(memory, low, low)
         denom = temporary(memory, grad.shape, grad_dtype, "denom")
         norm_grad = then(denom, "norm_grad")
         full = temporary(memory, shape, grad_dtype, "full_rank_grad")
@@ -132,7 +128,7 @@ def _steps(
 def _decomposes(memory: Memory, shape: Shape, grad_dtype: DType) -> None:
     """Compute the projection anew, while the last one is there: `torch.linalg.svd` of the gradient in fp32. What cuSOLVER's
     kernel borrows while it runs is not known."""
-    tall, rank, shorter = _is_tall(shape), _rank(shape), _shorter(shape)
+    tall, rank, shorter = is_tall(shape), _rank(shape), _shorter(shape)
     matrix = None if grad_dtype is fp32 else temporary(memory, shape, fp32, "gradient in fp32")
     left = temporary(memory, (shape[0], shorter), fp32, "left singular vectors")
     values = temporary(memory, (shorter,), fp32, "singular values")
@@ -147,14 +143,3 @@ def _decomposes(memory: Memory, shape: Shape, grad_dtype: DType) -> None:
     if grad_dtype is not fp32:
         temporary(memory, _projection(shape), grad_dtype, "ortho_matrix")
     del matrix, left, values, right, unused
-
-
-def _moments(memory: Memory, moment: Operand, grad: Operand) -> None:
-    """Note the kernels of Adam's moments, up to the update."""
-    streams(memory, "exp_avg.mul_", moment, moment)
-    streams(memory, "exp_avg.add_", moment, grad, moment)
-    streams(memory, "exp_avg_sq.mul_", moment, moment)
-    streams(memory, "exp_avg_sq.addcmul_", moment, grad, moment)
-    streams(memory, "exp_avg_sq.sqrt", moment, moment)
-    streams(memory, "denom.add_", moment, moment)
-    streams(memory, "norm_grad", moment, moment, moment)
