@@ -25,7 +25,8 @@ from record_files import (
     skip_for,
     write,
 )
-from records import Mode, Records
+from record_sources import changed_oracles, digest_of, write_digests
+from records import Mode, Records, key_of
 
 TIMES_THE_SAMPLE = {"live": 1.0, "slow": 10.0}
 """A marker -> how many times the sample's share of its tests a default run has."""
@@ -37,10 +38,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--live", action="store_true", help="run every call of the oracles, and fail where a record has drifted"
     )
     group.addoption(
+        "--drift",
+        type=float,
+        metavar="PERCENT",
+        help="run live every call of the oracles whose sources or packages have changed since all their calls ran live, and "
+        "this share of the others, another one every day",
+    )
+    group.addoption(
         "--record", action="store_true", help="run every oracle, and write what it returns to tests/records/"
     )
     group.addoption(
-        "--but-paper", action="store_true", help="leave out what the last default run has passed without any oracle"
+        "--but-paper",
+        action="store_true",
+        help="leave out what the last default run has passed, where it asks for no call that would run live now",
     )
     group.addoption("--sample", type=float, default=1.0, help="percent of the calls that run live by default (1.0)")
     group.addoption("--sample-seed", default=None, help="which calls those are; by default it is the day")
@@ -51,10 +61,24 @@ def pytest_configure(config: pytest.Config) -> None:
     if option.sample_seed is None:  # workers get the controller's
         option.sample_seed = datetime.date.today().isoformat()
     config.stash[CLAIMS] = getattr(config, "workerinput", {}).get("claims") or tempfile.mkdtemp()
-    mode = Mode.RECORD if option.record else Mode.LIVE if option.live else Mode.SAMPLE
-    own = Records(mode, seed=option.sample_seed, share=option.sample / 100, claims=Path(config.stash[CLAIMS]))
+    live = option.live or option.drift is not None
+    mode = Mode.RECORD if option.record else Mode.LIVE if live else Mode.SAMPLE
+    share = option.sample if option.drift is None else option.drift
+    own = Records(
+        mode,
+        seed=option.sample_seed,
+        share=share / 100,
+        claims=Path(config.stash[CLAIMS]),
+        changed=None if option.live or option.drift is None else frozenset(_changed()),
+    )
     config.stash[OWN], config.stash[ALL] = own, Gathered()
     records.current = own
+
+
+def _changed() -> set[str]:
+    """Return the oracles all of whose calls run: all of them where a package is another one."""
+    oracles = oracles_of(FOLDER)
+    return set(oracles) if other_versions() else changed_oracles(oracles)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -81,7 +105,9 @@ def header(own: Records) -> list[str]:
     said = ", ".join(f"{name} {version}" for name, version in read_versions(own.folder).items())
     how = {
         Mode.SAMPLE: f"{100 * own.share:g} % of the calls run live, --sample-seed {own.seed}",
-        Mode.LIVE: "every call runs live once",
+        Mode.LIVE: "every call runs live once"
+        if own.changed is None
+        else f"every call of {len(own.changed)} oracles runs live once, and {100 * own.share:g} % of the others', of {own.seed}",
         Mode.RECORD: "every call runs live and is written",
     }
     return [f"records: of {said}; {how[own.mode]}", *other_versions(own.folder)]
@@ -89,8 +115,12 @@ def header(own: Records) -> list[str]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     own = item.config.stash[OWN]
-    if item.config.option.but_paper and item.nodeid in _passed_on_paper(item.config):
-        pytest.skip("passed in the last default run, without an oracle")
+    asked = _passed(item.config).get(item.nodeid) if item.config.option.but_paper else None
+    if asked is not None and not any(map(own.is_due, asked)):
+        for request in asked:
+            oracle, key = request.split(" ")
+            own.asked.setdefault(oracle, set()).add(key)
+        pytest.skip("passed in the last default run, and no oracle would run live")
     for name, times in TIMES_THE_SAMPLE.items():
         if own.mode is Mode.SAMPLE and item.get_closest_marker(name) and not own.chosen(item.nodeid, times):
             pytest.skip(f"{name}, and not in the sample of {own.seed}: pytest --live")
@@ -100,11 +130,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test whose package is not there is skipped, in a default run."""
     own = item.config.stash[OWN]
-    before = own.requests
+    before = len(own.requests)
     try:
         result = yield
-        if own.mode is Mode.SAMPLE and own.requests == before and not _is_property(item):
-            item.user_properties.append((ON_PAPER, True))
+        if own.mode is Mode.SAMPLE and not _is_property(item):
+            item.user_properties.append((ASKED, sorted(set(own.requests[before:]))))
         return result
     except Exception as error:
         package = missing_package(error)
@@ -113,11 +143,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         skip_for(package, error)
 
 
-# --- what no oracle has a part in: all of it has run where a default run has passed it, but the examples of properties
+# --- what a default run has passed, with the calls that it asked for; but for the examples of properties, of which it has fewer
 
-ON_PAPER = "on paper alone"
-PASSED: pytest.StashKey[frozenset[str]] = pytest.StashKey()
-_CACHED = "memcalc/passed-on-paper"
+ASKED = "calls of oracles"
+PASSED: pytest.StashKey[dict[str, list[str]]] = pytest.StashKey()
+_CACHED = "memcalc/passed"
 
 
 def _is_property(item: pytest.Item) -> bool:
@@ -125,10 +155,10 @@ def _is_property(item: pytest.Item) -> bool:
     return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
 
 
-def _passed_on_paper(config: pytest.Config) -> frozenset[str]:
+def _passed(config: pytest.Config) -> dict[str, list[str]]:
     if PASSED not in config.stash:
         cache = getattr(config, "cache", None)
-        config.stash[PASSED] = frozenset() if cache is None else frozenset(cache.get(_CACHED, []))
+        config.stash[PASSED] = {} if cache is None else cache.get(_CACHED, {})
     return config.stash[PASSED]
 
 
@@ -140,6 +170,7 @@ class Gathered:
 
     def __init__(self) -> None:
         self.asked: dict[str, set[str]] = {}
+        self.live: dict[str, set[str]] = {}
         self.made: dict[str, dict[str, str]] = {}
         self.ran_live = 0
         self.lacking: set[str] = set()
@@ -148,8 +179,9 @@ class Gathered:
 
     def add(self, text: str) -> None:
         part = json.loads(text)
-        for oracle, calls in part["asked"].items():
-            self.asked.setdefault(oracle, set()).update(calls)
+        for name, all_of in (("asked", self.asked), ("live", self.live)):
+            for oracle, keys in part[name].items():
+                all_of.setdefault(oracle, set()).update(keys)
         for oracle, calls in part["made"].items():
             own = self.made.setdefault(oracle, {})
             self.wrong += [
@@ -168,18 +200,19 @@ CLAIMS = pytest.StashKey[str]()
 
 
 def handed_over(own: Records) -> str:
-    asked = {oracle: sorted(calls) for oracle, calls in own.asked.items()}
-    part = {"asked": asked, "made": own.made, "ran live": own.ran_live, "lacking": sorted(own.lacking)}
-    return json.dumps(part)
+    asked = {oracle: sorted(keys) for oracle, keys in own.asked.items()}
+    live = {oracle: sorted(keys) for oracle, keys in own.live.items()}
+    lacking = sorted(own.lacking)
+    return json.dumps({"asked": asked, "live": live, "made": own.made, "ran live": own.ran_live, "lacking": lacking})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and report.passed and (ON_PAPER, True) in report.user_properties:
-        _reported.append(report.nodeid)
+    if report.when == "call" and report.passed:
+        _reported.update((report.nodeid, value) for name, value in report.user_properties if name == ASKED)
 
 
-_reported: list[str] = []
-"""The tests of this process, or of all workers, that have passed without an oracle."""
+_reported: dict[str, Any] = {}
+"""The tests of this process, or of all workers, that have passed, with the calls that they asked for."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -208,7 +241,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     gathered.add(handed_over(own))
     if own.mode is Mode.SAMPLE and getattr(config, "cache", None) is not None:
-        config.cache.set(_CACHED, sorted(_reported))  # type: ignore[union-attr]
+        config.cache.set(_CACHED, dict(sorted(_reported.items())))  # type: ignore[union-attr]
     whole = asks_for_all(config) and gathered.complete and exitstatus == pytest.ExitCode.OK
     if own.mode is Mode.RECORD and not whole and gathered.made and other_versions():
         gathered.wrong += [f"nothing is written: {line}; record all, and nothing may fail" for line in other_versions()]
@@ -216,6 +249,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         write(FOLDER, gathered.made, whole=whole)
     elif own.mode is Mode.LIVE and whole:
         gathered.wrong += unasked(gathered)
+    if own.mode is not Mode.SAMPLE and exitstatus == pytest.ExitCode.OK and not other_versions():
+        write_digests(FOLDER, {oracle: digest_of(oracle) for oracle in checked(gathered)})
     if gathered.wrong:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -224,7 +259,17 @@ def unasked(gathered: Gathered) -> list[str]:
     return [
         f"{oracle}{call} is on record and no test asks for it: pytest --record takes it out"
         for oracle in oracles_of(FOLDER)
-        for call in read_book(FOLDER, oracle).keys() - gathered.asked.get(oracle, set())
+        for call in read_book(FOLDER, oracle)
+        if key_of(call) not in gathered.asked.get(oracle, set())
+    ]
+
+
+def checked(gathered: Gathered) -> list[str]:
+    """Return the oracles all of whose calls on record have run live."""
+    return [
+        oracle
+        for oracle, keys in gathered.live.items()
+        if (book := read_book(FOLDER, oracle)) and keys >= {key_of(call) for call in book}
     ]
 
 

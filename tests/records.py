@@ -1,7 +1,8 @@
 """What real libraries do, on record: `tests/records/` has what each oracle returned for each of its calls.
 
 A default run takes results from there and runs a sample of the calls, which is another one every day. `--live` runs each of
-them once; a call that returns something else than its record fails, and so does one that has no record. `--record` writes.
+them once; a call that returns something else than its record fails, and so does one that has no record. `--drift` is a live
+run of what may have drifted: all calls of oracles whose sources have changed, and a part of the others. `--record` writes.
 """
 
 from __future__ import annotations
@@ -39,18 +40,24 @@ class Records:
     """The records of one process of a test run."""
 
     def __init__(
-        self, mode: Mode, *, seed: str = "", share: float = 0.0, folder: Path = FOLDER, claims: Path | None = None
-    ) -> None:
+        self, mode: Mode, *, seed: str = "", share: float = 0.0, folder: Path = FOLDER, claims: Path | None = None,
+        changed: frozenset[str] | None = None,
+    ) -> None:  # fmt: skip
         self.mode, self.seed, self.share, self.folder = mode, seed, share, folder
+        self.changed = changed
+        """In a live run, the oracles all of whose calls run; of the others a share. None: all calls of all run."""
         self.claims = claims
         """A folder with a file for each call that some process of the run has run live or is running; None: all run again."""
         self.asked: dict[str, set[str]] = {}
+        """The calls that were asked for, by their keys."""
+        self.live: dict[str, set[str]] = {}
+        """Those of them that ran live."""
         self.made: dict[str, dict[str, str]] = {}
         self.ran_live = 0
         self.lacking: set[str] = set()
         """Oracles of calls that ran live in a default run because they have no record."""
-        self.requests = 0
-        """The number of times that any call was asked for."""
+        self.requests: list[str] = []
+        """Every call that was asked for, in turn: its oracle and its key."""
         self._books: dict[str, dict[str, str]] = {}
         self._inside = False
 
@@ -63,10 +70,11 @@ class Records:
         """What `run` returns, from the record or from itself."""
         if self._inside:
             return run()
-        self.requests += 1
-        self.asked.setdefault(oracle, set()).add(call)
+        key = key_of(call)
+        self.requests.append(f"{oracle} {key}")
+        self.asked.setdefault(oracle, set()).add(key)
         known = self._book(oracle).get(call)
-        if self.mode is Mode.SAMPLE and known is not None and not self.chosen(f"{oracle} {call}"):
+        if known is not None and not self.is_due(f"{oracle} {key}"):
             return read(json.loads(known))
         if self.mode is Mode.LIVE and known is not None and not self._is_first(oracle, call):
             return read(json.loads(known))  # whoever was first fails if the record has drifted
@@ -78,13 +86,23 @@ class Records:
                 raise
             if known is None:
                 skip_for(package, error)
+            self.live.setdefault(oracle, set()).add(key)  # a run of its own has that package
             return read(json.loads(known))
+        self.live.setdefault(oracle, set()).add(key)
         now = dumped(written(value))
         assert dumped(written(read(json.loads(now)))) == now and read(json.loads(now)) == value, (
             f"{oracle}: annotations"
         )
         self._compare(oracle, call, known, now)
         return value
+
+    def is_due(self, request: str) -> bool:
+        """Tell whether a call that is on record, named by its oracle and its key, runs live."""
+        if self.mode is Mode.SAMPLE:
+            return self.chosen(request)
+        if self.mode is Mode.RECORD or self.changed is None:
+            return True
+        return request.split(" ")[0] in self.changed or self.chosen(request)
 
     def _is_first(self, oracle: str, call: str) -> bool:
         """Claim a call for this process. False: some process of the run has claimed it before."""
@@ -125,6 +143,11 @@ class Records:
         if oracle not in self._books:
             self._books[oracle] = read_book(self.folder, oracle)
         return self._books[oracle]
+
+
+def key_of(call: str) -> str:
+    """Return a short name of a call."""
+    return hashlib.sha256(call.encode()).hexdigest()[:16]
 
 
 current: Records | None = None

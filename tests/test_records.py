@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 import record_files
 import record_plugin
+import record_sources
 import records
 from record_codec import call_of, reader, written
 from record_files import missing_package, other_versions, read_book, versions, write
-from records import Drifted, Mode, Records, on_record, using
+from records import Drifted, Mode, Records, key_of, on_record, using
 
 import memcalc
 
@@ -106,7 +107,7 @@ def test_a_default_run_takes_what_is_on_record(tmp_path: Path) -> None:
     with using(run):
         assert stepped({"layers": 2}) == stepped({"layers": 2}, rank=0) == STEP
     assert run.ran_live == 0
-    assert run.asked == {ORACLE: {CALL}}
+    assert run.asked == {ORACLE: {key_of(CALL)}}
 
 
 @pytest.mark.parametrize("run", [(Mode.LIVE, 0.0), (Mode.SAMPLE, 1.0)], ids=["live", "sample"])
@@ -129,9 +130,58 @@ def test_a_run_with_several_processes_runs_each_call_live_once(tmp_path: Path) -
         with using(run):
             assert stepped({"layers": 2}) == stepped({"layers": 2}) == STEP
     assert [run.ran_live for run in runs] == [1, 0]
-    assert runs[0].asked == runs[1].asked == {ORACLE: {CALL}}
+    assert runs[0].asked == runs[1].asked == {ORACLE: {key_of(CALL)}}
     with using(runs[1]), pytest.raises(Drifted, match="has no record"):
         stepped({"layers": 3})
+
+
+def test_a_run_for_drift_repeats_the_calls_of_changed_oracles_and_a_share_of_the_others(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    runs = [
+        Records(Mode.LIVE, share=share, changed=changed, folder=tmp_path)
+        for share, changed in ((0.0, frozenset({ORACLE})), (0.0, frozenset[str]()), (1.0, frozenset[str]()))
+    ]
+    for run in runs:
+        with using(run):
+            assert stepped({"layers": 2}) == STEP
+    assert [run.ran_live for run in runs] == [1, 0, 1]
+    assert [run.live for run in runs] == [{ORACLE: {key_of(CALL)}}, {}, {ORACLE: {key_of(CALL)}}]
+    with using(runs[1]), pytest.raises(Drifted, match="has no record"):
+        stepped({"layers": 3})
+
+
+def test_an_oracle_is_checked_once_all_its_calls_have_run_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_plugin, "FOLDER", tmp_path)
+    write(tmp_path, {"one": {"a": "1", "b": "2"}, "other": {"c": "3"}}, whole=False)
+    gathered = record_plugin.Gathered()
+    gathered.live = {"one": {key_of("a")}, "other": {key_of("c")}, "unknown": {key_of("d")}}
+    assert record_plugin.checked(gathered) == ["other"]
+
+
+def test_the_sources_of_an_oracle_are_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests = tmp_path / "tests"
+    (tests / "part").mkdir(parents=True)
+    monkeypatch.setattr(record_sources, "TESTS", tests)
+    files = {
+        "part/test_one.py": "from other_oracle import run\nimport memcalc.validate.run\nimport memcalc.units",
+        "other_oracle.py": "def run():\n    import deeper",
+        "deeper.py": "",
+        "unused.py": "",
+        "../memcalc/validate/run.py": "",
+        "../memcalc/units.py": "",
+    }
+    before: set[str] = set()
+    for name in ("", *files):
+        for path, content in files.items():
+            (tests / path).parent.mkdir(parents=True, exist_ok=True)
+            (tests / path).write_text(content + ("\n# changed" if path == name else ""))
+        record_sources._imported.cache_clear()
+        digest = record_sources.digest_of("part.test_one.step")
+        assert (digest in before) == (name in ("unused.py", "../memcalc/units.py")), name
+        before.add(digest)
+    record_sources._imported.cache_clear()
+    with pytest.raises(LookupError):
+        record_sources.digest_of("nowhere.step")
 
 
 def test_a_call_without_a_record_runs_and_fails_where_all_are_live(tmp_path: Path) -> None:
@@ -249,7 +299,7 @@ def test_a_record_that_no_test_asks_for_is_named(tmp_path: Path, monkeypatch: py
     assert record_plugin.unasked(gathered) == [
         f"{ORACLE}{CALL} is on record and no test asks for it: pytest --record takes it out"
     ]
-    gathered.asked = {ORACLE: {CALL}}
+    gathered.asked = {ORACLE: {key_of(CALL)}}
     assert record_plugin.unasked(gathered) == []
 
 
