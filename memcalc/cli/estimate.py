@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memcalc.cli import file_options as f
 from memcalc.cli import options as o
 from memcalc.cli import pictures as p
 from memcalc.cli.html_page import Page, write_page
@@ -21,6 +22,7 @@ memcalc estimate llama-3-8b -s 32k --recompute full --gpu 80GB
 memcalc estimate -m gpt2-xl -b 4 -s 1024 --precision fp32 --recompute full --rows
 memcalc estimate -m llama-7b --gpus 16 --tp 4 --pp 2 --global-batch-size 32 --per-layer
 memcalc estimate llama-7b --zero 3 --gpus 8 --html page.html
+memcalc estimate llama-7b --deepspeed ds_config.json --gpus 8 --explain-setup
 memcalc estimate --params 7.5B --zero 2 --gpus 64 --json
 """
 
@@ -50,6 +52,7 @@ def estimate(
         bool,
         typer.Option("--all-ranks", help="What every pipeline rank needs and sends.", rich_help_panel="Output"),
     ] = False,
+    explain_setup: f.ExplainSetup = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel="Output")] = False,
     format: Annotated[
         str | None,
@@ -95,6 +98,9 @@ def estimate(
         _check_states_have(per_layer=per_layer, all_ranks=all_ranks)
     with waiting("computing the step"):
         report = run(model, params=params, **given)
+    if explain_setup:
+        f.print_setup(report, given, json=kind == "json")
+        return
     if check:
         _check_known(report)
     if html is not None:

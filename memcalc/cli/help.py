@@ -31,7 +31,7 @@ SHORT: Final = {
 """The setup options that `--help` lists, with their short help; and the short help of some options of commands."""
 _COLUMNS_OF_HELP: Final = 26
 """The width of the help column on a terminal of 80 columns, beside the longest names. typer cuts longer words."""
-_LEFT_OUT: Final = ("name", "format", "help", "snapshot", "trace")
+_LEFT_OUT: Final = ("name", "format", "help", "snapshot", "trace", "explain_setup")
 """The parameters that `--help` leaves out: the usage line or another option stands for them, or few need them."""
 
 

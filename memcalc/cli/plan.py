@@ -64,21 +64,23 @@ def plan(
     from memcalc.cli.streams import interrupts_raise
     from memcalc.cli.waiting import counting
     from memcalc.errors import InputError
+    from memcalc.inputs.file_options import FILES
     from memcalc.planning.plan import plan as run
     from memcalc.planning.printed import lines_of
 
     given = o.setup_of(setup)
     chosen = o.model_of(name, model)
-    if chosen is None:
+    has_file = any(name in given for name in FILES)
+    if chosen is None and not has_file:
         raise InputError("--model: is needed; as in: memcalc plan llama-7b --gpu h100-80gb --gpus 8")
-    if "gpus" not in given:
+    if "gpus" not in given and not has_file:
         raise InputError("--gpus: is needed, a number or a range; as in: --gpus 8..512")
     limits = {
         "max_tp": max_tp, "max_pp": max_pp, "max_cp": max_cp, "max_ep": max_ep,
         "max_virtual_stages": max_virtual_stages, "max_micro_batch_size": max_micro_batch_size,
     }  # fmt: skip
     goal = {"tokens": tokens, "days": days, "price": price, "budget": budget, "objective": objective}
-    gpu, gpus = given.pop("gpu", None), given.pop("gpus")
+    gpu, gpus = given.pop("gpu", None), given.pop("gpus", None)
     with interrupts_raise(), counting("layouts") as show:
         found = run(chosen, gpu=gpu, gpus=gpus, **goal, top=top, jobs=jobs, progress=show, **limits, **given)
     status = 1 if check and not found.fits else 0

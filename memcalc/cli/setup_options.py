@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Annotated, Any, Final
 
+from memcalc.cli import file_options as f
 from memcalc.cli import options as o
 from memcalc.cli import tuning_options as t
 from memcalc.cli.help import HELP_ALL
@@ -77,6 +78,11 @@ def _setup(
     gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
     attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
     sync_each_micro_batch: o.SyncEachMicroBatch = None,
+    deepspeed: f.DeepSpeed = None,
+    accelerate: f.Accelerate = None,
+    training_args: f.TrainingArgs = None,
+    megatron_args: f.MegatronArgs = None,
+    torchtitan: f.Torchtitan = None,
 ) -> None:
     """List the setup options in the order of the help."""
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any, Final, NamedTuple, cast
 
 from memcalc.errors import InputError
+from memcalc.inputs.file_options import FILES
 from memcalc.inputs.model import load_model
 from memcalc.inputs.options import check_options, option_name
 
@@ -67,6 +68,8 @@ def _check(name: str, value: Any) -> None:
     """Raise InputError for a value that no other option could make right."""
     if name == "model":
         load_model(value)
+    elif name in FILES:
+        return  # what it says may depend on the other options
     elif name == "params":
         from memcalc.estimation.sizing import parse_params
 

@@ -11,6 +11,7 @@ from memcalc.decisions.combinations import EXAMPLE, Combinations, combinations, 
 from memcalc.decisions.cost import Cost, check_price, cost_document, cost_of
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
+from memcalc.inputs.file_options import FILES
 from memcalc.inputs.model import Model, load_model
 from memcalc.report.document import (
     SCHEMA_VERSION,
@@ -78,7 +79,8 @@ def compare(model: Any = None, *, params: Any = None, price: Any = None, **optio
     an hour: one number, or a number for each value of `gpu`. A combination that is refused is a column with an `error`. Raise
     InputError if a value is wrong by itself, if nothing is varied, or if every combination is refused.
     """
-    if (model is None) == (params is None):
+    names_a_model = any(options.get(name) is not None for name in FILES)
+    if (model is None) == (params is None) and not (model is None and names_a_model):
         raise InputError(f"--model or --params: exactly one of them is needed; as in: {EXAMPLE}")
     asked = combinations({"model": _loaded(model), "params": params, **options})
     prices = _prices(price, asked)

@@ -7,6 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.rows import COMPONENTS
+from memcalc.errors import one_line
+from memcalc.inputs.file_options import FILES
 from memcalc.timing.kernels import Unknown
 from memcalc.units import show_bytes, show_seconds
 
@@ -72,7 +74,8 @@ def shared_settings(compared: Compared) -> list[str]:
     parts = [] if model is None else [str(model.name)]
     if "params" in compared.fixed:
         parts.append(f"{shown(compared.fixed['params'])} parameters, model states only")
-    given = [name for name in compared.fixed if name not in ("model", "params")]
+    parts += [f"{_label(name)} {one_line(value)}" for name, value in compared.fixed.items() if name in FILES]
+    given = [name for name in compared.fixed if name not in ("model", "params", *FILES)]
     settings = _settings(compared)
     for name in dict.fromkeys((*given, *_RESOLVED)):
         values = [value for value in settings[name] if value is not None]

@@ -17,6 +17,7 @@ from memcalc.decisions.quantities import MOST_GPUS, QUANTITIES, Asked, Quantity
 from memcalc.device.verdict import outside
 from memcalc.errors import InputError, one_line
 from memcalc.estimation.estimate import estimate
+from memcalc.formats.given import with_files
 from memcalc.inputs.model import load_model
 from memcalc.report.advice_document import advice_document
 from memcalc.report.document import (
@@ -113,6 +114,11 @@ def fit(
     with one line that says what is wrong.
     """
     find = _quantity(solve)
+    model, options, files = with_files(model, options)
+    if files is not None:
+        options = {
+            name: value for name, value in options.items() if name not in _moved_by(solve) or name not in files.origins
+        }
     states_only = find is QUANTITIES["params"]
     if options.get("gpu") is None:
         raise InputError("--gpu: missing; fit needs the GPU that the setup has to fit, as in: --gpu a100-80gb")
@@ -123,6 +129,12 @@ def fit(
     loaded = None if model is None else load_model(model)
     given = {name: value for name, value in options.items() if value is not None}
     return _Solving(find(Asked(loaded, params, given, max_gpus))).answer()
+
+
+def _moved_by(solve: str | None) -> tuple[str, ...]:
+    """Return the options of a file that the search moves, and so does not keep: a batch is of a micro-batch and of GPUs."""
+    own = (solve or "").replace("-", "_")
+    return (own, "global_batch_size") if own in ("micro_batch_size", "gpus") else (own,)
 
 
 EXAMPLE: Final = "memcalc fit llama-7b --solve micro-batch-size --gpus 8 --zero 3 --gpu a100-80gb"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.core.collector import without_collections
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
+from memcalc.formats.given import with_files
 from memcalc.inputs.model import load_model
 from memcalc.report.document import (
     SCHEMA_VERSION,
@@ -106,6 +107,7 @@ def ladder(model: Any = None, *, params: Any = None, **options: Any) -> Ladder:
     Give `model` and `options` as for `memcalc.estimate`. Raise InputError if the setup itself is refused, without a GPU or a
     model, and for an engine that has no such rungs.
     """
+    model, options, _ = with_files(model, options)
     if model is None or params is not None:
         raise InputError(f"--ladder: needs --model, whose step is recomputed and moved; as in: {EXAMPLE}")
     given = {name: value for name, value in options.items() if value is not None}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.core.collector import without_collections
 from memcalc.errors import InputError
 from memcalc.estimation.report import Report
+from memcalc.formats.given import with_files
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
 from memcalc.setup.resolved import resolve
@@ -26,8 +27,13 @@ def estimate(
     """Return the report of one training step, per GPU.
 
     Give `model` as for `load_model`; or `params`, a bare number of parameters ("7.5B"), for model states alone. `options`
-    are the command line's, with underscores. Raise InputError (a ValueError) with one line that says what is wrong.
+    are the command line's, with underscores. `deepspeed`, `accelerate`, `training_args`, `megatron_args` and `torchtitan` take
+    a file's path or its parsed mapping, which may name the model too. Raise InputError (a ValueError) with one line that says
+    what is wrong.
     """
+    model, options, files = with_files(model, options)
+    if files is not None and params is not None:
+        model = None
     checked = check_options(options)
     if (model is None) == (params is None):
         raise InputError("--model or --params: exactly one of them is needed; as in: memcalc estimate --model llama-7b")
@@ -36,10 +42,10 @@ def estimate(
 
         size = SizeOnly(parse_params(params))
         check_decides(options)
-        return Report(size, resolve(checked, None), given=options)
+        return Report(size, resolve(checked, None), given=options, files=files)
     loaded = load_model(model)
     loaded.check_step()
-    report = Report(loaded, resolve(checked, loaded), given=options)
+    report = Report(loaded, resolve(checked, loaded), given=options, files=files)
     if (report.setup.engine, report.setup.zero, report.setup.recompute) == ("deepspeed", 3, "op"):
         _ = report.peak  # the run shows whether torch accepts what DeepSpeed does in it, and raises if not
     return report

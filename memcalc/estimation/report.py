@@ -25,6 +25,7 @@ from memcalc.tasks.tasked import tasked
 if TYPE_CHECKING:
     from memcalc.device.verdict import Verdict
     from memcalc.hardware.cost import Cost, Unknown
+    from memcalc.inputs.file_options import FromFiles
     from memcalc.inputs.gpu import GPU
     from memcalc.timing.kernels import Unknown as NoTime
     from memcalc.timing.step import StepTime
@@ -37,16 +38,22 @@ class Report(OnDevice):
     """The estimate of one setup. Numbers are bytes of the worst rank. Rows are computed at the first use."""
 
     def __init__(
-        self, model: Any, setup: Setup, found: Found | None = None, given: Mapping[str, Any] | None = None
+        self,
+        model: Any,
+        setup: Setup,
+        found: Found | None = None,
+        given: Mapping[str, Any] | None = None,
+        files: FromFiles | None = None,
     ) -> None:
         """Report on the worst rank of a setup, or on the rank `found`.
 
         `given` has the options that `setup` was resolved from, to tell them from defaults; None if `setup` was not resolved
-        from options.
+        from options. `files`: what configuration files said of them; None without one.
         """
         self.model = model = tasked(model, setup) if isinstance(model, Model) else model
         self.setup = setup
         self.given = given
+        self.files = files
         self.gpu: GPU | None = None
         if setup.gpu is not None:
             from memcalc.inputs.gpu import load_gpu

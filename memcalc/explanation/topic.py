@@ -14,6 +14,7 @@ from memcalc.explanation.defaults import completed
 from memcalc.explanation.letters import LETTERS, letters_in, meanings, values
 from memcalc.explanation.step import Section, Step, Unit
 from memcalc.explanation.words import Words
+from memcalc.formats.given import with_files
 from memcalc.inputs.model import load_model
 from memcalc.inputs.options import check_options, option_name
 from memcalc.units import show_count
@@ -130,6 +131,7 @@ def sections_of(
 ) -> tuple[Section, ...]:
     """Return a topic's text, and a section for each rule. Raise InputError if an option or the model is wrong, or if no rule
     applies to the given setup."""
+    model, options, _ = with_files(model, options)
     check_options(dict(options))
     if model is not None:
         model = load_model(model)

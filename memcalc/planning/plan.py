@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.errors import InputError, nearest, one_line
+from memcalc.formats.given import with_files
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import WHOLE, Options, check_options, option_name
 from memcalc.planning.clusters import gpu_counts, gpu_names
@@ -62,6 +63,8 @@ def plan(
     line that says what is wrong.
     """
     start = monotonic()
+    model, options, _ = with_files(model, options if gpus is None else {**options, "gpus": gpus})
+    gpus = options.pop("gpus", None)
     most, fixed = limits_of(options)
     names, counts = gpu_names(gpu), gpu_counts(gpus, int(options.get("gpus_per_node") or 8))
     goal = Goal(tokens, days, price, budget, objective)

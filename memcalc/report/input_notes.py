@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def input_notes(report: Report) -> list[str]:
     """Return a sentence for each note; usually none."""
-    return [*report.model.notes, *_of_length(report), *_of_gpu(report)]
+    files = () if report.files is None else report.files.notes
+    return [*files, *report.model.notes, *_of_length(report), *_of_gpu(report)]
 
 
 def _of_length(report: Report) -> list[str]:

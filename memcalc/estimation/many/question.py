@@ -15,6 +15,7 @@ from memcalc.estimation.estimate import estimate
 from memcalc.estimation.many.answers import AXES, Alike, Columns, answer, columns, same
 from memcalc.estimation.many.polynomials import MOST
 from memcalc.estimation.report import PHASES
+from memcalc.formats.given import with_files
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import WHOLE, Options, check_options, option_name, refuse
 from memcalc.setup.resolved import data_parallel_degree, resolve
@@ -96,6 +97,7 @@ def many(model: str | os.PathLike[str] | Mapping[str, Any] | Model, **options: A
     are broadcast. Each setup has the numbers that `memcalc.estimate` gives for it. A refused setup is marked in `refused`.
     Raise InputError if no other numbers in the arrays could change what is wrong.
     """
+    model, options, _ = with_files(model, options)
     loaded = load_model(model)
     loaded.check_step()
     arrays, scalars = _apart(options)

@@ -1,0 +1,35 @@
+"""The options that a setup is given by, completed by the files among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.inputs.file_options import FILES, FromFiles
+
+
+def with_files(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any], FromFiles | None]:
+    """Return the model and the options with what the given files say; options that were given win. None without a file.
+
+    Raises InputError for a file that cannot be read, says what its tool does not take, or contradicts another one.
+    """
+    if not any(options.get(name) is not None for name in FILES):
+        return model, {name: value for name, value in options.items() if name not in FILES}, None
+    from memcalc.formats.merged import merged
+
+    found, chosen, files = merged(model, options)
+    if "gpu" not in chosen:
+        chosen |= _gpu_of_this_machine()
+    return found, chosen, files
+
+
+def _gpu_of_this_machine() -> dict[str, Any]:
+    """Return the GPU of this machine as an option, as whoever has a job's file wants to know whether it runs here; nothing
+    where there is none."""
+    from memcalc.errors import InputError
+    from memcalc.inputs.local_gpu import local_gpu
+
+    try:
+        return {"gpu": local_gpu()}
+    except InputError:
+        return {}

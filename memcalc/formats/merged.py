@@ -1,0 +1,215 @@
+"""Options and files as one setup: given options first, then what files say, then the defaults of their tools."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from memcalc.errors import InputError, one_line
+from memcalc.formats.batches import with_batches
+from memcalc.formats.deepspeed import Others
+from memcalc.formats.found import ACCUMULATION, REPLICAS, Found, Value
+from memcalc.formats.loading import load
+from memcalc.formats.together import with_loss_of_engine, with_precision_of_engine
+from memcalc.inputs.file_options import FILES, FromFiles
+from memcalc.inputs.model import Model, load_model
+from memcalc.inputs.options import option_name
+
+_WINNERS: Final = {
+    "optimizer": "deepspeed",  # transformers' Trainer uses the section if there is one
+    "optimizer_implementation": "deepspeed",
+    "precision": "training_args",  # TrainingArguments sets accelerate's own variable
+    "recompute": "training_args",
+}
+"""An option of which two files may say different things -> the one that its tools use."""
+_DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
+    "engine": (
+        "zero", "shard_group", REPLICAS, "offload_optimizer", "offload_params", "sequence_parallel", "cross_entropy",
+        "cp_comm_type", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "sync_each_micro_batch",
+        "grad_dtype", "kernels", "attention", "optimizer_implementation", "gradient_accumulation_fusion",
+        "attention_mask_in_dataloader", "reduce_bucket_size", "max_live_parameters", "max_reuse_distance",
+        "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size",
+    ),
+    "zero": (
+        "max_live_parameters", "max_reuse_distance", "param_persistence_threshold", "prefetch_bucket_size",
+        "sub_group_size", "offload_params",
+    ),
+    "tp": ("sequence_parallel", "cross_entropy", "etp"),
+    "pp": ("schedule", "virtual_stages", "first_stage_layers", "last_stage_layers"),
+    "cp": ("cp_comm_type",),
+    "precision": ("grad_dtype",),
+    "recompute": ("recompute_layers",),
+    "gpus": ("dp", "gpus_per_node"),
+    "lora_rank": (
+        "lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "dora", "modules_to_save", "quantize",
+        "double_quant", "quantize_compute_dtype", "prepare_kbit_training", "base_dtype",
+    ),
+    "quantize": ("double_quant", "quantize_compute_dtype", "prepare_kbit_training"),
+}  # fmt: skip
+"""An option -> those of a file that go with the file's value of it: another value that is given drops them."""
+
+
+class Read(NamedTuple):
+    """A file that was read."""
+
+    option: str
+    folder: Path
+    found: Found
+
+
+def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any], FromFiles]:
+    """Return the model, the options and where they came from. See `memcalc.inputs.file_options.with_files`."""
+    given = {name: value for name, value in options.items() if name not in FILES and value is not None}
+    files = _read_all({name: options[name] for name in FILES if options.get(name) is not None}, given, model)
+    model = _model(model, given, files)
+    said = _that_still_go(with_precision_of_engine(given, _said(files, given)), given)
+    said, more = with_loss_of_engine(model, given, said)
+    found, origins = with_batches(given, said)
+    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *more]))
+    return model, {**found, **given}, FromFiles(origins, notes)
+
+
+def _read_all(sources: Mapping[str, Any], given: Mapping[str, Any], model: Any) -> list[Read]:
+    """Read the given files, and the files that these name; DeepSpeed's last, as "auto" in it asks for the others."""
+    files: list[Read] = []
+    waiting = dict(sources)
+    for option in FILES:
+        if option in waiting and option != "deepspeed":
+            one = _read(option, waiting[option])
+            files.append(one)
+            for name, value in one.found.files.items():
+                if name not in waiting:
+                    waiting[name] = _beside(value, one.folder) if isinstance(value.value, str) else value.value
+    if "deepspeed" in waiting:
+        others = Others(_hidden_size(_chosen(model, files)), _half(given, files), "micro_batch_size" in given)
+        files.append(_read("deepspeed", waiting["deepspeed"], others))
+    return files
+
+
+def _read(option: str, source: Any, *others: Others) -> Read:
+    """Return what a file, or the mapping of one, says."""
+    if option == "megatron_args":
+        from memcalc.formats.megatron import read
+        from memcalc.formats.megatron_arguments import arguments_of
+
+        return Read(option, Path(), read(*arguments_of(source)))
+    if not isinstance(source, (str, os.PathLike, Mapping)):
+        raise InputError(f"{option_name(option)} {one_line(source)}: allowed: a path, or the parsed mapping")
+    named = cast("str | os.PathLike[str] | Mapping[str, Any]", source)
+    folder = Path() if isinstance(named, Mapping) else Path(named).parent
+    return Read(option, folder, _reader(option)(*load(option_name(option), named), *others))
+
+
+def _reader(option: str) -> Callable[..., Found]:
+    from importlib import import_module
+
+    return import_module(f"memcalc.formats.{option}").read
+
+
+def _beside(named: Value, folder: Path) -> str:
+    """Return the path of a file that another one names: as its tool sees it, from the working directory, or beside the
+    file. Raises InputError if there is none."""
+    for path in (Path(named.value), folder / named.value, folder / Path(named.value).name):
+        if path.is_file():
+            return str(path)
+    raise InputError(
+        f"{named.where} {one_line(named.value)}: no such file; give it with its own option, --deepspeed FILE"
+    )
+
+
+def _chosen(model: Any, files: list[Read]) -> Any:
+    """Return the model that was given, or that a file names."""
+    if model is not None:
+        return model
+    return next((one.found.model for one in files if one.found.model is not None), None)
+
+
+def _model(model: Any, given: Mapping[str, Any], files: list[Read]) -> Any:
+    """Return the loaded model; None if there is none. A refusal says which file names it."""
+    chosen = None if "params" in given else _chosen(model, files)
+    return None if chosen is None else _loaded(chosen)
+
+
+def _loaded(named: Any) -> Any:
+    if not isinstance(named, Value):
+        return load_model(named)
+    try:
+        return load_model(named.value)
+    except InputError as error:
+        raise InputError(f"{error} (from {named.where}; --model replaces it)") from None
+
+
+def _hidden_size(chosen: Any) -> Callable[[str], int]:
+    """Return what finds the hidden size that "auto" asks for."""
+
+    def find(where: str) -> int:
+        if chosen is None:
+            raise InputError(f'{where} "auto": depends on the hidden size of the model; give --model')
+        model: Model = _loaded(chosen)
+        size = getattr(getattr(model.program, "hidden", None), "size", None) or (model.fields or {}).get("hidden_size")
+        if not isinstance(size, int):
+            raise InputError(f'{where} "auto": {model.name} has no hidden size; allowed: a whole number')
+        return size
+
+    return find
+
+
+def _half(given: Mapping[str, Any], files: list[Read]) -> str | None:
+    """Return the 16-bit dtype of mixed precision that options or files ask for; bf16, memcalc's default, if none does."""
+    values = [given["precision"]] if "precision" in given else []
+    values += [one.found.options["precision"].value for one in files if "precision" in one.found.options]
+    name = str(values[0]) if values else "bf16"
+    return name.split("-")[0] if name.startswith(("bf16", "fp16")) else None
+
+
+# --- options
+
+
+def _said(files: list[Read], given: Mapping[str, Any]) -> dict[str, Value]:
+    """Return what the files say of each option: what one gives before another's default. Raises InputError if two give
+    different values."""
+    out: dict[str, Value] = {}
+    for option in dict.fromkeys(name for one in files for name in one.found.options):
+        values = {one.option: one.found.options[option] for one in files if option in one.found.options}
+        out[option] = _of_several(option, values, is_replaced=option in given)
+    return {option: value for option, value in out.items() if value.value is not None}
+
+
+def _that_still_go(said: Mapping[str, Value], given: Mapping[str, Any]) -> dict[str, Value]:
+    """Return what files say, without what went with a value that a given option replaces."""
+    replaced = [name for name in _DECIDES if name in given and name in said and given[name] != said[name].value]
+    gone = {option for name in replaced for option in _DECIDES[name]}
+    return {name: value for name, value in said.items() if name not in gone}
+
+
+def _of_several(option: str, values: Mapping[str, Value], *, is_replaced: bool) -> Value:
+    said = {name: value for name, value in values.items() if value.is_given} or dict(values)
+    if "deepspeed" in said and option == "precision":
+        return _of_deepspeed(said)
+    different = {repr(value.value) for value in said.values()}
+    if len(different) > 1 and not is_replaced and _WINNERS.get(option) not in said:
+        first, second, *_ = said.values()
+        raise InputError(
+            f"{second.where} {one_line(second.value)}: contradicts {first.where} {one_line(first.value)}; allowed: the same in "
+            f"both, or {_replacement(option)}"
+        )
+    winner = _WINNERS.get(option)
+    return said[winner] if winner in said else next(iter(said.values()))
+
+
+def _of_deepspeed(said: Mapping[str, Value]) -> Value:
+    """Return DeepSpeed's precision. Another file that asks for another 16-bit dtype is refused, as the Trainer does."""
+    own = said["deepspeed"]
+    for name, value in said.items():
+        other = str(value.value).split("-")[0]
+        if name != "deepspeed" and other in ("bf16", "fp16") and not str(own.value).startswith(other):
+            raise InputError(
+                f"{own.where}: {own.value} contradicts {value.where} {one_line(value.value)}; allowed: the same in both"
+            )
+    return own
+
+
+def _replacement(option: str) -> str:
+    return "--global-batch-size" if option == ACCUMULATION else option_name(option)

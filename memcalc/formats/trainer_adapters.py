@@ -1,0 +1,53 @@
+"""Adapters and quantised bases in the files of transformers' Trainer and of the tools over it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.formats.found import Value
+from memcalc.formats.section import Section
+from memcalc.formats.trainer_findings import Findings, modules
+
+
+class Adapters(NamedTuple):
+    """The keys of one tool for adapters, and the tool's defaults."""
+
+    rank: str
+    targets: str
+    saved: str
+    dora: str
+    default_rank: int | None
+    default_targets: str
+    default_dropout: float
+    every: str = "all-linear"
+    """The tool's word for all linear layers but the head."""
+
+
+def read_adapters(found: Findings, keys: Adapters) -> None:
+    """Set the options of LoRA. Raises InputError for a rank that is 0 or missing and has no default."""
+    section = found.section
+    rank = section.whole(keys.rank, least=1, most=10**6)
+    if rank is None and keys.default_rank is None:
+        section.refuse(keys.rank, "allowed: a whole number from 1 to 1000000")
+    found.take("lora_rank", keys.rank, rank, keys.default_rank)
+    targets = _targets(section, keys)
+    found.take("lora_targets", keys.targets, targets, keys.default_targets)
+    dropout = section.number("lora_dropout")
+    if dropout is not None and not 0 <= dropout < 1:
+        section.refuse("lora_dropout", "allowed: a probability from 0 up, below 1")
+    found.take("lora_dropout", "lora_dropout", dropout, keys.default_dropout)
+    found.give("dora", keys.dora, section.flag(keys.dora))
+    found.give("modules_to_save", keys.saved, modules(section, keys.saved))
+
+
+def _targets(section: Section, keys: Adapters) -> str | None:
+    """Return `--lora-targets`: peft's word for all linear layers, or names."""
+    text = modules(section, keys.targets)
+    return "all-linear" if text in (keys.every, "all-linear", "all_linear") else text
+
+
+def give_quantized(found: Findings, key: str, kind: str, compute_dtype: str, double: Value) -> None:
+    """Set a base in 4 bits that `key` gives. `double`: whether its scales are quantised too."""
+    found.give("quantize", key, kind)
+    found.assume("quantize_compute_dtype", key, compute_dtype)
+    found.options["double_quant"] = double

@@ -1,0 +1,252 @@
+"""DeepSpeed's JSON against DeepSpeed's own DeepSpeedConfig, and "auto" against transformers' own integration."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from memcalc import InputError
+from memcalc.formats.deepspeed import Others, read
+from memcalc.formats.found import ACCUMULATION, Found
+
+SIZES = {
+    "reduce_bucket_size": "reduce_bucket_size",
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
+    "stage3_param_persistence_threshold": "param_persistence_threshold",
+    "stage3_max_live_parameters": "max_live_parameters",
+    "stage3_max_reuse_distance": "max_reuse_distance",
+    "sub_group_size": "sub_group_size",
+}
+DEFAULTS = {
+    "reduce_bucket_size": 5 * 10**8, "prefetch_bucket_size": 5 * 10**7, "param_persistence_threshold": 10**5,
+    "max_live_parameters": 10**9, "max_reuse_distance": 10**9, "sub_group_size": 10**9,
+}  # fmt: skip
+
+
+def found(content: dict[str, Any], half: str | None = "bf16", hidden: int = 64) -> Found:
+    return read("ds.json", content, Others(lambda where: hidden, half))
+
+
+def values(content: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {name: one.value for name, one in found(content, **others).options.items()}
+
+
+def chosen(chance: random.Random, **keys: tuple[Any, ...]) -> dict[str, Any]:
+    """A part of the keys, each with one of its values."""
+    return {key: chance.choice(those) for key, those in keys.items() if chance.random() < 0.6}
+
+
+def configuration(chance: random.Random) -> dict[str, Any]:
+    sizes = dict.fromkeys(SIZES, (0, 1, 7, 1000000.0, 500000000.0, 123456, "auto")) | {
+        "reduce_bucket_size": (1, 5e8, 9, "auto")
+    }
+    zero = chosen(
+        chance,
+        stage=(0, 1, 2, 3, "3"),
+        overlap_comm=(True, False, "auto"),
+        contiguous_gradients=(True, False),
+        offload_optimizer=({"device": "cpu", "pin_memory": True}, {"device": "none"}, {"device": "nvme"}, None),
+        offload_param=({"device": "cpu"}, {"device": "none"}),
+        **sizes,
+    )
+    half = chance.choice(
+        [{"fp16": {"enabled": True}}, {"bf16": {"enabled": "true"}}, {"bfloat16": {"enabled": True}}, {}]
+    )
+    more = chosen(chance, gradient_clipping=(0, 0.0, 1, 0.3), gradient_accumulation_steps=(1, 4), steps_per_print=(5,))
+    return {"train_micro_batch_size_per_gpu": chance.choice([1, 8]), "zero_optimization": zero, **half, **more}
+
+
+def test_resolved_values_are_deepspeeds_own() -> None:
+    config = pytest.importorskip("deepspeed.runtime.config")
+    chance = random.Random(11)
+    for _ in range(200):
+        content = configuration(chance)
+        own = config.DeepSpeedConfig(dict(content))
+        zero = own.zero_config
+        said = {**values(content)}
+        assert said["zero"] == int(zero.stage)
+        stage = said["zero"]
+        for key, option in SIZES.items():
+            in_use = (stage > 0) if key == "reduce_bucket_size" else stage == 3
+            if content["zero_optimization"].get(key) == "auto" or not in_use:
+                continue  # the Trainer fills "auto"; DeepSpeed takes its default
+            least = 1 if key == "sub_group_size" else 0  # of 0 elements and of 1 each parameter is a group
+            assert said.get(option, DEFAULTS[option]) == max(least, getattr(zero, key.removeprefix("stage3_")))
+        for option, section in (("offload_optimizer", zero.offload_optimizer), ("offload_params", zero.offload_param)):
+            device = "none" if section is None else section.device
+            assert said.get(option, "none") == getattr(device, "value", device)
+        halves = {(True, False): "fp16-mixed", (False, True): "bf16-mixed", (False, False): "fp32"}
+        assert said["precision"] == halves[own.float16_config.enabled, own.bfloat16_config.enabled]
+        assert said["clip_grad_norm"] == (own.gradient_clipping > 0)
+        assert said["micro_batch_size"] == own.train_micro_batch_size_per_gpu
+        assert said.get(ACCUMULATION, 1) == own.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"zero_optimization": {"stage": 4}},
+        {"zero_optimization": {"stge": 2}},
+        {"zero_optimization": {"stage": None, "reduce_bucket_size": 0}},
+        {"zero_optimization": {"reduce_bucket_size": 1.5}},
+        {"zero_optimization": {"offload_optimizer": {"device": "cpu", "pin": True}}},
+        {"zero_optimization": {"offload_optimizer": {"device": "disk"}}},
+        {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+        {"fp16": {"enable": True}},
+        {"train_micro_batch_size_per_gpu": 0},
+        {"train_micro_batch_size_per_gpu": "BATCH"},
+    ],
+)
+def test_what_deepspeed_refuses_is_refused(content: dict[str, Any]) -> None:
+    content = {"train_micro_batch_size_per_gpu": 1, **content}
+    with pytest.raises(InputError, match=r"^--deepspeed ds\.json: "):
+        found(content)
+    config = pytest.importorskip("deepspeed.runtime.config")
+    with pytest.raises((ValueError, AssertionError, TypeError)):
+        config.DeepSpeedConfig(content)
+
+
+AUTO = {
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto", "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto"}},
+    "zero_optimization": {
+        "stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": "auto", "sub_group_size": 1e9,
+    },
+}  # fmt: skip
+
+
+class Model:
+    """As much of a model as the integration asks for."""
+
+    def __init__(self, hidden: int) -> None:
+        self.config = type("Config", (), {"hidden_size": hidden})()
+
+
+@pytest.mark.parametrize("hidden", [48, 63, 4096, 12_289])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_sizes_that_are_auto_are_as_the_trainer_fills_them(hidden: int, stage: int) -> None:
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    content = AUTO | {"zero_optimization": {**AUTO["zero_optimization"], "stage": stage}}
+    own = HfTrainerDeepSpeedConfig.__new__(HfTrainerDeepSpeedConfig)  # its __init__ wants accelerate
+    own.config, own._stage, own.mismatches = {"zero_optimization": dict(content["zero_optimization"])}, stage, []
+    own.get_value = lambda key, default=None: own.find_config_node(key)[0].get(key.split(".")[-1], default)  # type: ignore[method-assign]
+    own.find_config_node = lambda key: (own.config.get(key.split(".")[0]), key.split(".")[-1])  # type: ignore[method-assign]
+    own.is_zero3 = lambda: stage == 3  # type: ignore[method-assign]
+    own.fill_match = lambda *_: None  # type: ignore[method-assign]
+    arguments = type("Arguments", (), {"get_warmup_steps": lambda self, steps: 1})()
+    own.trainer_config_finalize(arguments, Model(hidden), 10)
+    filled = own.config["zero_optimization"]
+    said = values(content, hidden=hidden)
+    for key, option in list(SIZES.items())[: 3 if stage == 3 else 1]:
+        assert said[option] == filled[key]
+    assert "max_live_parameters" not in said  # "auto" that nobody fills is DeepSpeed's default
+
+
+@pytest.mark.parametrize(("half", "precision"), [("bf16", "bf16-mixed"), ("fp16", "fp16-mixed"), (None, "fp32")])
+def test_precision_that_is_auto_is_the_other_options(half: str | None, precision: str) -> None:
+    assert values(AUTO, half=half)["precision"] == precision
+    said = values(AUTO, half=half)
+    assert not {"micro_batch_size", "global_batch_size", ACCUMULATION} & said.keys()
+    assert said["clip_grad_norm"] is True
+    assert said["optimizer"] == "adamw"
+
+
+def test_old_keys() -> None:
+    old = values({"zero_optimization": {"stage": 2, "cpu_offload": True}, "train_batch_size": 8})
+    assert old["offload_optimizer"] == "cpu"
+    assert old["global_batch_size"] == 8
+    assert values({"zero_optimization": True})["zero"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"zero_optimization": {"stage": 2, "overlap_comm": True}}, "overlap_comm true"),
+        ({"zero_optimization": {"stage": 3, "overlap_comm": False}}, "overlap_comm false"),
+        ({"zero_optimization": {"stage": 1, "round_robin_gradients": True}}, "round_robin_gradients true"),
+        ({"activation_checkpointing": {"partition_activations": True}}, "partition_activations true"),
+        ({"communication_data_type": "fp32"}, "communication_data_type fp32"),
+        ({"curriculum_learning": {"enabled": True}}, "curriculum_learning.enabled true"),
+        ({"zero_optimisation": {"stage": 3}}, "does not know and ignores zero_optimisation"),
+    ],
+)
+def test_what_is_not_modelled_is_a_note(content: dict[str, Any], words: str) -> None:
+    (note,) = found(content).notes
+    assert words in note
+
+
+def test_what_is_modelled_or_does_not_matter_is_no_note() -> None:
+    content = AUTO | {"steps_per_print": 10, "wall_clock_breakdown": False, "zero_allow_untested_optimizer": True}
+    content["zero_optimization"] = {**AUTO["zero_optimization"], "overlap_comm": True, "contiguous_gradients": True}
+    assert found(content).notes == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
+        {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+        {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
+        {"optimizer": {"type": "OneBitAdam"}},
+        {"optimizer": {"params": {}}},
+        {"amp": {"enabled": True}},
+        {"tensor_parallel": {"autotp_size": 4}},
+        {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+    ],
+)
+def test_what_an_estimate_would_be_wrong_without_is_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"not modelled|allowed"):
+        found(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "optimizer"),
+    [
+        ("Adam", {}, "adamw"),
+        ("Adam", {"adam_w_mode": False}, "adam"),
+        ("AdamW", {}, "adamw"),
+        ("Lion", {}, "lion"),
+        ("SGD", {"momentum": 0.9}, "sgd-momentum"),
+        ("SGD", {}, "sgd"),
+    ],
+)
+def test_optimizers(kind: str, params: dict[str, Any], optimizer: str) -> None:
+    assert values({"optimizer": {"type": kind, "params": params}})["optimizer"] == optimizer
+
+
+ANY = (None, True, False, 0, 1, -1, 2.5, 10**30, "auto", "x", "", [], [1], {}, {"enabled": True}, {"device": 3}, "5e8")
+
+
+def test_any_value_is_read_or_refused() -> None:
+    chance = random.Random(3)
+    keys = (
+        "stage",
+        *SIZES,
+        "overlap_comm",
+        "offload_optimizer",
+        "cpu_offload",
+        "mics_shard_size",
+        "round_robin_gradients",
+    )
+    tops = (
+        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "fp16",
+        "bf16", "optimizer", "amp", "tensor_parallel", "zero_optimization", "activation_checkpointing", "data_types",
+        "communication_data_type", "sequence_parallel_size", "compile", "elasticity",
+    )  # fmt: skip
+    for _ in range(2000):
+        content: dict[str, Any] = {
+            "zero_optimization": {key: chance.choice(ANY) for key in keys if chance.random() < 0.2}
+        }
+        content |= {key: chance.choice(ANY) for key in tops if chance.random() < 0.1}
+        try:
+            found(content)
+        except InputError as error:
+            assert str(error).isprintable()
+            assert len(str(error)) < 400
