@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memcalc.decisions.compare import Compared, compare
     from memcalc.errors import InputError
+    from memcalc.estimation.emitted import emit
     from memcalc.estimation.estimate import estimate
     from memcalc.estimation.many.question import Many, many
     from memcalc.estimation.report import Report
+    from memcalc.formats.written import Written
     from memcalc.inputs.model import Model, load_model
     from memcalc.planning.plan import plan
     from memcalc.planning.result import Plans
 
 __version__ = "0.1.0"
 __all__ = [
-    "Compared", "InputError", "Many", "Model", "Plans", "Report", "__version__",
-    "compare", "estimate", "load_model", "many", "plan",
+    "Compared", "InputError", "Many", "Model", "Plans", "Report", "Written", "__version__",
+    "compare", "emit", "estimate", "load_model", "many", "plan",
 ]  # fmt: skip
 
 _HOMES = {
@@ -33,7 +35,9 @@ _HOMES = {
     "Model": "memcalc.inputs.model",
     "Plans": "memcalc.planning.result",
     "Report": "memcalc.estimation.report",
+    "Written": "memcalc.formats.written",
     "compare": "memcalc.decisions.compare",
+    "emit": "memcalc.estimation.emitted",
     "estimate": "memcalc.estimation.estimate",
     "load_model": "memcalc.inputs.model",
     "many": "memcalc.estimation.many.question",

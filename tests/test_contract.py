@@ -19,7 +19,7 @@ OPTIONS = (
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
-    "--max-reuse-distance", "--param-persistence-threshold", "--prefetch-bucket-size", "--sub-group-size",
+    "--max-reuse-distance", "--param-persistence-threshold", "--prefetch-bucket-size", "--sub-group-size", "--overlap-comm",
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--clip-grad-norm",
@@ -30,6 +30,7 @@ OPTIONS = (
     "--quantize-compute-dtype", "--prepare-kbit-training", "--task", "--precompute-reference",
     "--offload-optimizer", "--offload-params", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
+    "--deepspeed", "--accelerate", "--training-args", "--megatron-args", "--torchtitan", "--explain-setup",
 )  # fmt: skip
 
 VALUES = {
@@ -61,7 +62,8 @@ DEFAULTS: dict[str, Any] = {
     "shard_group": 1, "sequence_parallel": False, "schedule": "1f1b", "virtual_stages": 1, "first_stage_layers": None,
     "last_stage_layers": None, "recompute_layers": None, "reduce_bucket_size": None, "max_live_parameters": None,
     "max_reuse_distance": None, "param_persistence_threshold": None, "prefetch_bucket_size": None,
-    "sub_group_size": None, "gradient_accumulation_fusion": None, "attention_mask_in_dataloader": None, "micro_batch_size": 1,
+    "sub_group_size": None, "overlap_comm": None, "gradient_accumulation_fusion": None,
+    "attention_mask_in_dataloader": None, "micro_batch_size": 1,
     "sync_each_micro_batch": None,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "clip_grad_norm": False,
@@ -191,6 +193,7 @@ def test_defaults() -> None:
 def test_the_setup_has_every_option() -> None:
     named = {option[2:].replace("-", "_") for option in OPTIONS if option.startswith("--")}
     named -= {"model", "params", "no_sequence_parallel", "json", "check", "help", "all_ranks"}
+    named -= {"deepspeed", "accelerate", "training_args", "megatron_args", "torchtitan", "explain_setup"}
     assert named == set(DEFAULTS)
     for document in DOCUMENTS:
         assert named <= set(document["setup"])

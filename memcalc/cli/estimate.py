@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
 memcalc estimate llama-7b --zero 3 --gpus 8 --gpu a100-80gb
 memcalc estimate llama-3-8b -s 32k --recompute full --gpu 80GB
-memcalc estimate -m gpt2-xl -b 4 -s 1024 --precision fp32 --recompute full --rows
+memcalc estimate -m gpt2-xl -b 4 -s 1024 --precision fp32 --rows
 memcalc estimate -m llama-7b --gpus 16 --tp 4 --pp 2 --global-batch-size 32 --per-layer
 memcalc estimate llama-7b --zero 3 --gpus 8 --html page.html
 memcalc estimate llama-7b --deepspeed ds_config.json --gpus 8 --explain-setup

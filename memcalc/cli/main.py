@@ -22,10 +22,11 @@ def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
 
 COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
-    ("estimate", "compare", "fit", "plan", "explain", "quiz", "validate", "models", "gpus"),
+    ("estimate", "compare", "fit", "plan", "emit", "explain", "quiz", "validate", "models", "gpus"),
     _command_of,
     helpers=(
         "completion",
+        "file_options",
         "group",
         "help",
         "html_page",

@@ -17,6 +17,7 @@ _BATCH = METHOD
 KNOBS = "Knobs of one engine"
 SWITCHES = (
     "sequence_parallel",
+    "overlap_comm",
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
@@ -170,6 +171,14 @@ PrefetchBucketSize = Annotated[
 SubGroupSize = Annotated[
     int | None,
     option("Elements that ZeRO-3 updates at a time. (DeepSpeed's default: 1000000000)", KNOBS, "--sub-group-size"),
+]
+OverlapComm = Annotated[
+    bool | None,
+    option(
+        "ZeRO-2 reduces one bucket while backward fills another. (DeepSpeed's default: off; with ZeRO-3 always on)",
+        KNOBS,
+        "--overlap-comm/--no-overlap-comm",
+    ),
 ]
 FirstStageLayers = Annotated[
     int | None,

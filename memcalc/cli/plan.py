@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from memcalc.cli import options as o
 from memcalc.cli.setup_options import takes_setup
+
+if TYPE_CHECKING:
+    from memcalc.planning.result import Plans
 
 EPILOG = """Examples:
 memcalc plan llama-7b --gpu a100-80gb --gpus 8 --global-batch-size 64 -s 2048
@@ -50,6 +53,13 @@ def plan(
     ] = None,
     top: Annotated[int, _option("Plans to show. (default: 5)", "--top")] = 5,
     jobs: Annotated[int | None, _option("Processes. (default: one for each core)", "--jobs")] = None,
+    emit: Annotated[
+        str | None,
+        _option(
+            "Print the best plan as a file instead: deepspeed, accelerate, training-args, megatron, torchtitan, torchrun.",
+            "--emit",
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 if there is no plan.", rich_help_panel="Output")
     ] = False,
@@ -85,7 +95,9 @@ def plan(
         found = run(chosen, gpu=gpu, gpus=gpus, **goal, top=top, jobs=jobs, progress=show, **limits, **given)
     status = 1 if check and not found.fits else 0
     with answering(status):
-        if json:
+        if emit is not None:
+            _emit(emit, found, chosen, given)
+        elif json:
             import json as library
 
             print(library.dumps(found.to_dict(), indent=1, ensure_ascii=False))
@@ -93,3 +105,16 @@ def plan(
             sys.stdout.write("\n".join(lines_of(found, get_terminal_size().columns)) + "\n")
     if status:
         raise typer.Exit(status)
+
+
+def _emit(format: str, found: Plans, model: Any, given: dict[str, Any]) -> None:
+    """Print the best plan in another tool's format."""
+    from memcalc.cli.emit import print_written
+    from memcalc.errors import InputError
+    from memcalc.estimation.emitted import emit
+
+    if not found.plans:
+        raise InputError(f"--emit {format}: there is no plan; without --emit the search says why")
+    best = found.plans[0]
+    layout = {name: value for name, value in best.layout._asdict().items() if value is not None}
+    print_written(emit(format, model, **{**given, **layout}), format, None)

@@ -75,6 +75,7 @@ def _setup(
     param_persistence_threshold: o.ParamPersistenceThreshold = None,
     prefetch_bucket_size: o.PrefetchBucketSize = None,
     sub_group_size: o.SubGroupSize = None,
+    overlap_comm: o.OverlapComm = None,
     gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
     attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
     sync_each_micro_batch: o.SyncEachMicroBatch = None,

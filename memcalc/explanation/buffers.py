@@ -27,6 +27,10 @@ _BY_NAME: Final = {
     "reduce bucket": Words(
         "Gradients are copied into it and reduced when it is full.", "梯度先拷贝到这个桶里，装满后再规约。"
     ),
+    "reduce bucket that backward fills": Words(
+        "With overlap_comm there are two buckets: one is reduced while backward fills the other.",
+        "开启 overlap_comm 时有两个桶：一个在规约，反向传播填充另一个。",
+    ),
     "copy of the bucket that is reduced": Words(
         "One bucket is reduced while backward fills the other.", "一个桶在规约时，反向传播继续填充另一个桶。"
     ),

@@ -59,6 +59,7 @@ def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
     options |= _clipping(top)
     options |= _optimizer(top)
     options |= _parallel(top)
+    options |= _overlap(zero, options)
     notes = (*_zero_notes(zero, options["zero"].value), *_notes(top))
     zero.ignore(*ZERO_IGNORED)
     zero.refuse_unknown(ZERO_KEYS)
@@ -124,6 +125,16 @@ def _offload(zero: Section) -> dict[str, Value]:
             out[option] = zero.value(old, "cpu")
     zero.ignore("cpu_offload_params", "cpu_offload_use_pin_memory")
     return out
+
+
+def _overlap(zero: Section, options: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the switch of ZeRO-2's second bucket where it is modelled."""
+    if zero.is_auto("overlap_comm") or options["zero"].value != 2:
+        return {}
+    overlaps, offloads = zero.flag("overlap_comm"), options.get("offload_optimizer")
+    if overlaps is None or (overlaps and offloads is not None and offloads.value != "none"):
+        return {}
+    return {"overlap_comm": zero.value("overlap_comm", overlaps)}
 
 
 def _precision(top: Section, others: Others) -> dict[str, Value]:
@@ -236,11 +247,15 @@ def _zero_notes(zero: Section, stage: int) -> Iterator[str]:
     if "zenflow" in zero:
         zero.refuse("zenflow", "is not modelled; allowed: without it")
     overlap = None if zero.is_auto("overlap_comm") else zero.flag("overlap_comm")
-    if overlap and stage in (1, 2):
+    if overlap and stage == 1:
+        yield f"{zero.where('overlap_comm')} true: is not modelled with stage 1, which is estimated with it off"
+    elif overlap and stage == 2 and _offloads(zero):
         yield (
-            f"{zero.where('overlap_comm')} true: DeepSpeed has a second reduce bucket, of reduce_bucket_size elements; "
-            "one is counted, and its communication is not hidden"
+            f"{zero.where('overlap_comm')} true: with the optimizer on the host the second reduce bucket, of "
+            "reduce_bucket_size elements, is not counted"
         )
+    elif overlap and stage == 2:
+        yield f"{zero.where('overlap_comm')} true: its two buckets are counted; in the time of a step nothing is hidden"
     if overlap is False and stage == 3:
         yield f"{zero.where('overlap_comm')} false: is not modelled; stage 3 is estimated with it on"
     for key, used in (("contiguous_gradients", (1, 2)), ("reduce_scatter", (1, 2)), ("memory_efficient_linear", (3,))):
@@ -257,6 +272,12 @@ def _zero_notes(zero: Section, stage: int) -> Iterator[str]:
             section.refuse("ratio", "a part of the states on the GPU (twin flow) is not modelled; allowed: 1.0")
         if section.flag("super_offload"):
             section.refuse("super_offload", "is not modelled; allowed: false")
+
+
+def _offloads(zero: Section) -> bool:
+    """Tell whether the host has the optimizer."""
+    section = zero.section("offload_optimizer")
+    return section.choice("device", ("none", "cpu", "nvme")) in ("cpu", "nvme") or bool(zero.flag("cpu_offload"))
 
 
 def _notes(top: Section) -> Iterator[str]:

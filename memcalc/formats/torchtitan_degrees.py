@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from memcalc.formats.found import Value
+from memcalc.formats.found import REPLICAS, Value
 from memcalc.formats.torchtitan_config import TitanConfig
 
 _REST = -1
@@ -89,8 +89,8 @@ def _options(config: TitanConfig, degrees: Degrees) -> tuple[dict[str, Value], l
         options["gpus"] = degrees.decides(ranks * degrees.tp.value * degrees.pp.value * degrees.cp.value)
     else:
         notes += _open(config, degrees)
-    if degrees.replicas.value > 1 and degrees.engine == "fsdp2" and ranks is not None:
-        options["shard_group"] = degrees.decides(degrees.shards.value * degrees.cp.value)
+    if degrees.replicas.value > 1 and degrees.engine == "fsdp2":
+        options |= _replicated(degrees)
     if not degrees.has_policy and degrees.engine == "fsdp2":
         alone = "no ranks shard, and weights are fp32 there; fully_shard over one rank is estimated"
         notes.append(config.note(degrees.shards, f"{alone}, which holds a layer gathered besides"))
@@ -100,23 +100,21 @@ def _options(config: TitanConfig, degrees: Degrees) -> tuple[dict[str, Value], l
     return options, notes
 
 
+def _replicated(degrees: Degrees) -> dict[str, Value]:
+    """Return the ranks that shard together, or the number of such groups if the file leaves their size to the GPUs."""
+    if degrees.data_parallel is None:
+        return {REPLICAS: degrees.replicas}
+    return {"shard_group": degrees.decides(degrees.shards.value * degrees.cp.value)}
+
+
 def _open(config: TitanConfig, degrees: Degrees) -> list[str]:
-    """Return notes on a degree that only the number of GPUs decides."""
-    if degrees.engine == "ddp":
+    """Return a note on a degree that only the number of GPUs decides."""
+    if degrees.engine == "ddp" or degrees.cp.value > 1:
         return []
     autocasts = degrees.tp.value == degrees.pp.value == 1 and not config.has_old_batch
     without = "autocast and no FSDP" if autocasts else "fp32 weights and no FSDP"
     rest = f"the ranks that --gpus leaves shard; if it leaves one, torchtitan has {without}, which is not estimated"
-    notes = [] if degrees.cp.value > 1 else [config.note(degrees.shards, rest)]
-    if degrees.replicas.value > 1:
-        group = "GPUs / (replicas · tp · pp)"
-        notes.append(
-            config.note(
-                degrees.replicas,
-                f"--gpus decides how many GPUs shard; give --shard-group ({group}), else one group of all is assumed",
-            )
-        )
-    return notes
+    return [config.note(degrees.shards, rest)]
 
 
 def _tensor(config: TitanConfig, degrees: Degrees) -> tuple[dict[str, Value], list[str]]:

@@ -146,17 +146,34 @@ def _layers_of_stages(
 
 
 def _counts(where: _Where, number: int, layers: int | None, first: int, last: int) -> list[int] | None:
-    """Return the layers of each stage (generate_llm_fqn_per_model_part): the embedding and the head count as `first`
-    and `last` layers, and the first stages have one more."""
-    if layers is None or number == 1:
-        return None if layers is None else [layers]
+    if layers is None:
+        return None
+    counts = layers_of_stages(layers, number, first, last)
+    if counts is None:
+        where.refuse(f"{layers} layers are too few for {number} stages")
+    return counts
+
+
+def layers_of_stages(layers: int, number: int, first: int, last: int) -> list[int] | None:
+    """Return the layers of each stage (generate_llm_fqn_per_model_part); None if they are too few. The embedding and the
+    head count as `first` and `last` layers, and the first stages have one more."""
+    if number == 1:
+        return [layers]
     each, more = divmod(layers + first + last, number)
     if each == 0 or max(first, last) > each:
-        where.refuse(f"{layers} layers are too few for {number} stages")
+        return None
     counts = [each + (i < more) for i in range(number)]
     counts[0] -= first
     counts[-1] -= last
     return counts
+
+
+def ends_of(counts: list[int], *, is_looped: bool) -> tuple[int | None, int | None] | None:
+    """Return the first and the last stage's layers that memcalc has to be given to make these stages, None for an end that
+    it makes by itself; None if it does not make them."""
+    first, last = counts[0], counts[-1]
+    choices = ((None, None),) if is_looped else ((None, None), (first, None), (None, last), (first, last))
+    return next((ends for ends in choices if _divided(sum(counts), len(counts), *ends) == counts), None)
 
 
 def _parts(where: _Where) -> list[list[str]]:
@@ -190,14 +207,13 @@ def _uneven(
     where: _Where, counts: list[int], layers: int, *, is_looped: bool
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Return the options that make memcalc's stages those of torchtitan, and a note if none do."""
-    number = len(counts)
-    even = _divided(layers, number)
-    if even == counts:
-        return {}, ()
+    ends = ends_of(counts, is_looped=is_looped)
+    if ends is not None:
+        named = {"first_stage_layers": ends[0], "last_stage_layers": ends[1]}
+        return {name: where.value(count) for name, count in named.items() if count is not None}, ()
+    even = _divided(layers, len(counts))
     first_and_last = {"first_stage_layers": where.value(counts[0]), "last_stage_layers": where.value(counts[-1])}
-    if not is_looped and _divided(layers, number, counts[0], counts[-1]) == counts:
-        return first_and_last, ()
-    options, assumed = ({}, even) if even else (first_and_last, _divided(layers, number, counts[0], counts[-1]))
+    options, assumed = ({}, even) if even else (first_and_last, _divided(layers, len(counts), counts[0], counts[-1]))
     if assumed is None or (is_looped and options):
         where.refuse(f"stages of {_short(counts)} layers are not modelled; allowed: an even split")
     note = f"{where.section.where(where.key)} makes stages of {_short(counts)} layers: {_short(assumed)} are assumed"

@@ -51,6 +51,7 @@ class Options(NamedTuple):
     param_persistence_threshold: int | None = None
     prefetch_bucket_size: int | None = None
     sub_group_size: int | None = None
+    overlap_comm: bool | None = None
     gradient_accumulation_fusion: bool | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
@@ -146,6 +147,7 @@ FLAGS: Final = (
     "sequence_parallel",
     "padded",
     "clip_grad_norm",
+    "overlap_comm",
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",

@@ -32,6 +32,7 @@ _NAMED: Final = {
     "shards": Label("parameters", "flat shards of the weights"),
     "gradients": Label("gradients", "flat gradients of the shards"),
     "reduce bucket": Label("buffers", "reduce bucket"),
+    "reduce bucket that backward fills": Label("buffers", "reduce bucket that backward fills"),
     "gradients of the partition, and of what straddles it": Label(
         "gradients", "gradients of the partition, and of what straddles it"
     ),

@@ -36,7 +36,7 @@ from memcalc.setup.speeds import given_share, network_gbps
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
-from memcalc.setup.zero_sizes import zero_sizes
+from memcalc.setup.zero_sizes import overlap_comm_of, zero_sizes
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         cp_comm_type=cp_comm_type_of(options, engine),
         recompute_layers=options.recompute_layers,
         **zero_sizes(options, engine),
+        overlap_comm=overlap_comm_of(options, engine),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),

@@ -51,6 +51,8 @@ class Setup(NamedTuple):
     param_persistence_threshold: int | None
     prefetch_bucket_size: int | None
     sub_group_size: int | None
+    overlap_comm: bool | None
+    """True if DeepSpeed's ZeRO-2 reduces one bucket while backward fills another; None with other engines and stages but 1."""
     gradient_accumulation_fusion: bool | None
     """Megatron's switch, like the next one; None with another engine."""
     attention_mask_in_dataloader: bool | None

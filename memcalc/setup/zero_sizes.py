@@ -1,11 +1,11 @@
-"""DeepSpeed's sizes of ZeRO's buckets and thresholds, in elements."""
+"""DeepSpeed's sizes of ZeRO's buckets and thresholds, in elements, and the number of its reduce buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from memcalc.inputs.options import Options, refuse
+from memcalc.inputs.options import NOT_YET, Options, refuse
 
 ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "reduce_bucket_size": (1, 500_000_000),
@@ -28,3 +28,24 @@ def zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
             refuse(name, given, f"is an option of DeepSpeed; allowed: with --engine deepspeed and {stages}")
         out[name] = (default if given is None else given) if used else None
     return out
+
+
+def overlap_comm_of(options: Options, engine: str) -> bool | None:
+    """Return whether reductions overlap with backward; None where DeepSpeed decides: stage 3 always overlaps. Raise InputError
+    where a given value is not modelled."""
+    given = options.overlap_comm
+    if engine != "deepspeed" or not options.zero:
+        if given is not None:
+            refuse("overlap_comm", given, "is an option of DeepSpeed; allowed: with --engine deepspeed and --zero 2")
+        return None
+    if options.zero == 3:
+        if given is False:
+            refuse("overlap_comm", given, f"with --zero 3 {NOT_YET}leave it out")
+        return None
+    if given and options.zero == 1:
+        refuse("overlap_comm", given, f"with --zero 1, which then reduces while backward runs, {NOT_YET}off")
+    if given and options.offload_optimizer != "none":
+        refuse("overlap_comm", given, f"with --offload-optimizer {options.offload_optimizer} {NOT_YET}off")
+    if given and max(options.tp, options.pp) > 1:
+        refuse("overlap_comm", given, f"with --tp or --pp {NOT_YET}off")
+    return bool(given)

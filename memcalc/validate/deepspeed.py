@@ -55,7 +55,7 @@ def configuration(setup: Setup) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": setup.micro_batch_size,
         "gradient_accumulation_steps": setup.micro_batches,
         "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": setup.zero, **own, **_offload(setup)},
+        "zero_optimization": {"stage": setup.zero, **own, **_offload(setup), **_overlap(setup)},
         "steps_per_print": 10**9,
     }
     if has_fused_adam(setup):
@@ -69,6 +69,11 @@ def configuration(setup: Setup) -> dict[str, Any]:
     if setup.precision == "fp16-mixed":  # a loss scale of 2 overflows nothing, so no step is skipped
         config["fp16"] = {"enabled": True, "initial_scale_power": 1}
     return config
+
+
+def _overlap(setup: Setup) -> dict[str, Any]:
+    """Return the switch of a second bucket where it is on."""
+    return {"overlap_comm": True} if setup.overlap_comm else {}
 
 
 def _offload(setup: Setup) -> dict[str, Any]:

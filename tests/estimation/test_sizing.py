@@ -23,7 +23,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "recompute": ("none", "op", "full", "selective"), "recompute_layers": (1,), "reduce_bucket_size": (1, 10**6),
     "max_live_parameters": (0, 10**6), "max_reuse_distance": (0, 10**6), "param_persistence_threshold": (0, 10**6),
     "prefetch_bucket_size": (0, 10**6), "sub_group_size": (1, 10**6), "gradient_accumulation_fusion": (True, False),
-    "attention_mask_in_dataloader": (True, False), "attention": ("eager", "sdpa", "flash"),
+    "attention_mask_in_dataloader": (True, False), "overlap_comm": (True, False), "attention": ("eager", "sdpa", "flash"),
     "cross_entropy": ("eager", "chunked", "fused", "flash", "liger"), "padded": (True,), "expert_imbalance": (1.0, 2.0),
     "kernels": ("hf", "fused", "megatron"), "liger": ("rope",), "engine": ("none", "ddp", "fsdp2", "deepspeed", "megatron"),
     "gpu": ("a100-40gb", "h100-80gb"), "network_gbps": (100, 400),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memcalc
+from memcalc.formats.torchtitan import read
 from memcalc.formats.torchtitan_models import NAMES, flavors, titan_model
 
 PARAMETERS = {
@@ -79,3 +80,23 @@ def test_unknown_flavors() -> None:
     assert titan_model("llama3", "9B", 2048) is None
     assert titan_model("llama5", "8B", 2048) is None
     assert titan_model("llama3", "", 2048) is None
+
+
+def test_models_of_ones_own() -> None:
+    content = {
+        "model": {"name": "mine", "flavor": "1B"},
+        "experimental": {"custom_import": "mine"},
+        "activation_checkpoint": {"mode": "none"},
+    }
+    got = read("", content)
+    assert got.model is None
+    assert "--model has to name it" in got.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"), [("tokenizer.model", 128256), ("test_tiktoken.model", 2256), ("tokenizer", 2048)]
+)
+def test_vocabulary_of_debug_models(tokenizer: str, words: int) -> None:
+    got = read("", {"model": {"tokenizer_path": f"./tests/assets/{tokenizer}"}})
+    assert got.model is not None
+    assert got.model.value["vocab_size"] == words

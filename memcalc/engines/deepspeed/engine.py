@@ -8,8 +8,8 @@ zero/partition_parameters.py, zero/partitioned_param_coordinator.py, engine.py.
 
 The branches are those of CUDA (accelerator/cuda_accelerator.py: streams, nothing synchronized). They allocate and send
 what the CPU accelerator's do; there `FusedAdam` is a separate kernel, and all-reduces may use shared memory.
-`overlap_comm` is off in stages 1 and 2, so there is one bucket. It is on in stage 3, whose streams change when a
-block's bytes can be used again, not when they are freed.
+`overlap_comm` is off in stage 1, and in stage 2 by default: there is one bucket. It is on in stage 3, whose streams change
+when a block's bytes can be used again, not when they are freed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memcalc.engines.deepspeed.notes import NoteGradients, NoteModules
 from memcalc.engines.deepspeed.order import order_of
 from memcalc.engines.deepspeed.sub_groups import persistent, sub_groups_of
 from memcalc.engines.deepspeed.zero1_reduction import Reducing, most_while_reducing
-from memcalc.engines.deepspeed.zero2_step import ZeRO1, ZeRO2
+from memcalc.engines.deepspeed.zero2_step import SECOND_BUCKET, ZeRO1, ZeRO2
 from memcalc.engines.deepspeed.zero3_leaves import leaf_modules
 from memcalc.engines.deepspeed.zero3_linear import zero3_linear
 from memcalc.engines.deepspeed.zero3_step import Untraced, ZeRO3, alike_ranks
@@ -182,11 +182,12 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     size = setup.reduce_bucket_size
     assert size is not None
     bucket = block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "backward", STAGE_12)
+    second = (bucket._replace(name=SECOND_BUCKET),) if setup.overlap_comm else ()
     step = max((step_of(owned, setup) for owned in dict.fromkeys(partitions(model, ranks))), key=nbytes_of)
     if setup.zero == 1:
         return _stage_1(model, setup, always, bucket, step)
     if model.program.source:
-        return _unvisited_2(model, setup, always, bucket, step)
+        return _unvisited_2(model, setup, always, (bucket, *second), step)
     held = Holdings(
         always=tuple(always),
         forward=tuple(_accumulated_2(setup, max(partitions(model, ranks), key=gradient_elements_of))),
@@ -202,7 +203,7 @@ def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdi
     size = setup.reduce_bucket_size
     assert size is not None
     accumulated = _accumulated_2(setup, own)
-    over = ZeRO2(setup.compute_dtype, size, flat(model, setup.shards), own, sent_dtype(setup))
+    over = ZeRO2(setup.compute_dtype, size, bool(setup.overlap_comm), flat(model, setup.shards), own, sent_dtype(setup))
     order = order_of(model, setup, _around(model, setup), own)
     backward = (*accumulated, _scaled_loss(model, setup, 2))
     return held._replace(backward=backward, hooks=NoteGradients(), over=over, order=order)
@@ -216,7 +217,7 @@ def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:
     return [*gradients, *zeros_of(own, setup.compute_dtype)]
 
 
-def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
+def _unvisited_2(model: Model, setup: Setup, always: list[Row], buckets: tuple[Row, ...], step: list[Row]) -> Holdings:
     """Return what a traced model holds. Gradients are not seen singly: the last reduction counts, and any before."""
     dtype, ranks, total, size = setup.compute_dtype, setup.shards, model.trainable_parameters, setup.reduce_bucket_size
     assert size is not None
@@ -225,13 +226,13 @@ def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, ste
     copy = _bucket_copy(min(total, size), dtype) if ranks > 1 else []
     scaled = _scaled_loss(model, setup, 2)
     # The copy is freed before the owned gradients are allocated if the last flush is the only one.
-    last = [(*earlier, bucket, scaled, *copy), (*earlier, bucket, scaled, *owned)]
+    last = [(*earlier, *buckets, scaled, *copy), (*earlier, *buckets, scaled, *owned)]
     if total > size:
-        last = [(*earlier, bucket, scaled, *copy, *owned)]
+        last = [(*earlier, *buckets, scaled, *copy, *owned)]
     return Holdings(
         always=tuple(always),
         forward=earlier,
-        backward=(*earlier, bucket, scaled),
+        backward=(*earlier, *buckets, scaled),
         step=tuple(step),
         flush=Flush(size * dtype.itemsize, (*copy, *owned)),
         after_backward=tuple(last),

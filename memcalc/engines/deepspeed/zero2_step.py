@@ -2,13 +2,13 @@
 gradient moves into the bucket, and a full bucket is all-reduced.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py (setup_buckets, reduce_independent_p_g_buckets_and_remove_grads,
-reduce_ipg_grads, copy_grads_in_partition). The all-reduced tensor is a copy of the bucket if it goes to several ranks.
-The first gradient of the rank's own partition allocates room for all of them, which stays until the step.
+reduce_ipg_grads, copy_grads_in_partition). With `overlap_comm` there are two buckets, which take turns. The all-reduced
+tensor is a copy of the bucket if it goes to several ranks. The first gradient of the rank's own partition allocates room for all of them, which stays until the step.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.autograd import Leaf
 from memcalc.core.dims import Dim
@@ -18,6 +18,9 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.engines.deepspeed.notes import NoHooks
 from memcalc.engines.deepspeed.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
 from memcalc.families.base.module import Run
+
+SECOND_BUCKET: Final = "reduce bucket that backward fills"
+"""The name of the second bucket."""
 
 if TYPE_CHECKING:
     from memcalc.tape.rewritten import Out
@@ -38,6 +41,8 @@ class ZeRO2(NamedTuple):
 
     dtype: DType
     bucket: int
+    overlaps: bool
+    """True if there is a second bucket, which backward fills while the first is reduced (`overlap_comm`)."""
     flat: Flat
     partitions: Owned
     """The rank's partitions."""
@@ -82,7 +87,7 @@ class Reduction:
 
     def __init__(self, how: ZeRO2, out: Out) -> None:
         self.out, self.how = out, how
-        self.bucket: object = None
+        self.buckets: tuple[object, ...] = ()
         self.waiting: list[int] = []
         """The parameters in the bucket, by their place in the order of the groups."""
         self.large: object = None
@@ -101,8 +106,11 @@ class Reduction:
     def ready(self, event: Ready, size: int) -> None:
         """Take the gradient of a parameter of `size` elements."""
         out = self.out
-        if self.bucket is None:
-            self.bucket = out.block("reduce bucket", "reduce_bucket_size", self.how.bucket, self.how.dtype)
+        if not self.buckets:
+            names = ("reduce bucket", SECOND_BUCKET)[: 1 + self.how.overlaps]
+            self.buckets = tuple(
+                out.block(name, "reduce_bucket_size", self.how.bucket, self.how.dtype) for name in names
+            )
         out.reach(event.after)
         if self.filled + size > self.how.bucket:
             self.flush()
@@ -119,7 +127,7 @@ class Reduction:
         self.flush()
         elements, name = unreached_of(self.how.partitions), "zeros for what gets no gradient"
         _zeros = self.out.block(name, "parameters", elements, self.how.dtype) if elements else None
-        self.owned = self.bucket = None  # the step's rows have these
+        self.owned, self.buckets = None, ()  # the step's rows have these
 
     def flush(self) -> None:
         """Reduce the bucket."""
