@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})", re.IGNORECASE)
 FILE = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:py|cpp|cu|cuh|cc|h|yaml|toml|md))(?![\w/])")
-EXAMPLE = re.compile(r"(^|/)[A-Z_]{4,}\.py$")
+EXAMPLE = re.compile(r"(^|/)([A-Z_]{4,}\.py|(ds|sft)\.yaml)$")
 """A name that stands for a file which a reader adds."""
 GENERATED = {"references.md"}
 
@@ -71,7 +71,7 @@ class Project(NamedTuple):
 
 PROJECTS = (
     Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel",
-            r"(src/liger|ops/(rms|swiglu|geglu|rope|fused_lin|cross)|transformers/monkey)",
+            r"(src/liger|liger_kernel/|ops/(rms|swiglu|geglu|rope|fused_lin|cross)|transformers/monkey)",
             ("memcalc/kernels/liger",), version="0.8.5"),
     Project("flash-attention", "github.com/Dao-AILab/flash-attention", r"(flash_attn/|ops/triton/|losses/cross)",
             ("memcalc/kernels/flash_loss.py",), version="2.8.3"),
@@ -85,15 +85,20 @@ PROJECTS = (
             ("memcalc/engines/deepspeed", "memcalc/layout/auto_ep"), "deepspeed"),
     Project("Megatron-DeepSpeed", "github.com/deepspeedai/Megatron-DeepSpeed", r"(megatron/model/|pretrain_gpt)"),
     Project("Megatron-LM and Megatron-Core", "github.com/NVIDIA/Megatron-LM",
-            r"(megatron/|core/|tests/functional_tests|tensor_parallel/(map|cross|layers)|mappings|moe_utils|finalize|gpt_model|fused_bias)",
-            ("memcalc/megatron", "memcalc/engines/megatron", "memcalc/setup", "memcalc/kernels/megatron"), "megatron-core"),
+            r"(megatron/|core/|tests/functional_tests|tensor_parallel/(map|cross|layers)|mappings|moe_utils|finalize|gpt_model|fused_bias|gpt_builders)",
+            ("memcalc/megatron", "memcalc/engines/megatron", "memcalc/formats/megatron", "memcalc/setup", "memcalc/kernels/megatron"), "megatron-core"),
     Project("torchtitan", "github.com/pytorch/torchtitan",
             r"(torchtitan/|benchmarks/llama3|train_configs|train\.py|distributed/(pipeline|activation))",
-            version="0.2.2"),
-    Project("accelerate", "github.com/huggingface/accelerate", r"(big_modeling|accelerator\.py)"),
+            ("memcalc/formats/torchtitan",), version="0.2.2"),
+    Project("accelerate", "github.com/huggingface/accelerate", r"(accelerate/|big_modeling|accelerator\.py|commands/)",
+            ("memcalc/formats/accelerate",), version="1.15.0"),
+    Project("LLaMA-Factory", "github.com/hiyouga/LLaMA-Factory", r"llamafactory/", ("memcalc/formats/llama_factory",),
+            version="ff6d4d1"),
+    Project("axolotl", "github.com/axolotl-ai-cloud/axolotl", r"(axolotl/|utils/schemas)", ("memcalc/formats/axolotl",),
+            version="067b021"),
     Project("Lightning", "github.com/Lightning-AI/pytorch-lightning", r"(model_parallel|fabric/)"),
     Project("transformers", "github.com/huggingface/transformers",
-            r"(models/|modeling_|integrations/|transformers/(dist|integr)|masking|loss/|utils/output|trainer|configuration_|activations|"
+            r"(models/|modeling_|integrations/|transformers/(dist|integr|train)|run_clm|masking|loss/|utils/output|trainer|configuration_|activations|"
             r"quantizers|distributed/(tensor_p|mixin|config|expert|fsdp|utils)|expert_parallel|fsdp\.py)",
             ("memcalc/families", "memcalc/inputs", "memcalc/validate/experts"), "transformers"),
     Project("NCCL", "github.com/NVIDIA/nccl", r"(src/graph|tuning\.cc)", version="2.26"),
@@ -102,7 +107,7 @@ PROJECTS = (
             ("memcalc/tuning/default_targets",), "peft"),
     Project("bitsandbytes", "github.com/bitsandbytes-foundation/bitsandbytes", r"bitsandbytes/",
             ("memcalc/quantized/four_bit",), "bitsandbytes"),
-    Project("TRL", "github.com/huggingface/trl", r"trl/", package="trl"),
+    Project("TRL", "github.com/huggingface/trl", r"(trl/|(sft|dpo|kto|model)_config\.py)", package="trl"),
     Project("lion-pytorch", "github.com/lucidrains/lion-pytorch", r"lion_pytorch/", package="lion-pytorch"),
     Project("PyTorch", "github.com/pytorch/pytorch",
             r"(torch/|distributed/tensor/|tools/|aten/|native/|c10|csrc/|nn/|functions/|autocast|derivatives|Functions|CUDACaching|Cublas|sdp_utils|Loss|"

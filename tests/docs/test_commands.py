@@ -39,6 +39,13 @@ def is_run(words: tuple[str, ...]) -> bool:
     return not any(words[: len(start)] == start for start in NOT_RUN)
 
 
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+}
+SFT = {"model_name_or_path": "./config.json", "dataset_text_field": "text", "max_length": 64, "bf16": True}
+
 BY_PAGE = {path.relative_to(ROOT).as_posix(): commands(path.read_text(encoding="utf-8")) for path in pages()}
 
 
@@ -52,17 +59,20 @@ def test_a_command_is_found_with_its_arguments() -> None:
 def test_every_command_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a folder that has what the commands read: a config.json."""
+    """In a folder that has what the commands read: a config.json, and files of other tools."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("sys.stdin", io.StringIO())
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    (tmp_path / "ds_config.json").write_text(json.dumps(DEEPSPEED), encoding="utf-8")
+    (tmp_path / "sft.yaml").write_text(json.dumps(SFT), encoding="utf-8")
     for words in dict.fromkeys(arguments(line) for line in BY_PAGE[page]):
         if is_run(words):
             ran = here(capsys, *words)
             fails = ran.status == 1 and "--check" in words
             assert ran.status == 0 or fails, f"{page}: memcalc {shlex.join(words)}: {ran.stderr}"
-            assert ran.stderr == "", f"{page}: memcalc {shlex.join(words)}: {ran.stderr}"
+            said = [line for line in ran.stderr.splitlines() if words[0] != "emit" or not line.startswith("not in ")]
+            assert said == [], f"{page}: memcalc {shlex.join(words)}: {ran.stderr}"
 
 
 def test_what_is_not_run_is_shown_somewhere() -> None:

@@ -3,7 +3,8 @@ gradient moves into the bucket, and a full bucket is all-reduced.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py (setup_buckets, reduce_independent_p_g_buckets_and_remove_grads,
 reduce_ipg_grads, copy_grads_in_partition). With `overlap_comm` there are two buckets, which take turns. The all-reduced
-tensor is a copy of the bucket if it goes to several ranks. The first gradient of the rank's own partition allocates room for all of them, which stays until the step.
+tensor is a copy of the bucket if it goes to several ranks. The first gradient of the rank's own partition allocates room
+for all of them, which stays until the step.
 """
 
 from __future__ import annotations
