@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from memcalc.errors import one_line
 from memcalc.formats.deepspeed_names import (
     CHECKPOINTING,
     IGNORED,
@@ -53,14 +54,14 @@ def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
     options: dict[str, Value] = {"engine": Value("deepspeed", f"{file or '--deepspeed'}")}
     options |= _zero(zero)
     options |= _sizes(zero, options["zero"].value, others)
-    options |= _offload(zero)
+    options |= _offload(zero, options["zero"].value)
     options |= _precision(top, others)
     options |= _batches(top)
     options |= _clipping(top)
-    options |= _optimizer(top)
+    options |= _optimizer(top, offloads=_offloads(zero))
     options |= _parallel(top)
-    options |= _overlap(zero, options)
-    notes = (*_zero_notes(zero, options["zero"].value), *_notes(top))
+    options |= _overlap(zero, options["zero"].value)
+    notes = (*_zero_notes(top, zero, options["zero"].value), *_notes(top))
     zero.ignore(*ZERO_IGNORED)
     zero.refuse_unknown(ZERO_KEYS)
     top.ignore(*IGNORED, *SECTIONS)
@@ -109,32 +110,30 @@ def _filled(key: str, where: str, others: Others) -> int | None:
     return int(0.9 * hidden * hidden) if key == "stage3_prefetch_bucket_size" else 10 * hidden
 
 
-def _offload(zero: Section) -> dict[str, Value]:
-    """Return where the optimizer and the weights are kept; the old keys are switches."""
+def _offload(zero: Section, stage: int) -> dict[str, Value]:
+    """Return where the optimizer and the weights are kept; the old keys are switches. DeepSpeed reads them from the stage on
+    that shards what they move."""
     out: dict[str, Value] = {}
-    for key, old, option in (
-        ("offload_optimizer", "cpu_offload", "offload_optimizer"),
-        ("offload_param", "cpu_offload_param", "offload_params"),
+    for key, old, option, least in (
+        ("offload_optimizer", "cpu_offload", "offload_optimizer", 1),
+        ("offload_param", "cpu_offload_param", "offload_params", 3),
     ):
         section = zero.section(key)
         device = section.choice("device", ("none", "cpu", "nvme"))
         section.refuse_unknown(OFFLOAD_KEYS)
-        if device is not None:
+        is_old = zero.flag(old)
+        if stage >= least and device is not None:
             out[option] = section.value("device", device)
-        elif zero.flag(old):
+        elif stage >= least and is_old:
             out[option] = zero.value(old, "cpu")
     zero.ignore("cpu_offload_params", "cpu_offload_use_pin_memory")
     return out
 
 
-def _overlap(zero: Section, options: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the switch of ZeRO-2's second bucket where it is modelled."""
-    if zero.is_auto("overlap_comm") or options["zero"].value != 2:
-        return {}
-    overlaps, offloads = zero.flag("overlap_comm"), options.get("offload_optimizer")
-    if overlaps is None or (overlaps and offloads is not None and offloads.value != "none"):
-        return {}
-    return {"overlap_comm": zero.value("overlap_comm", overlaps)}
+def _overlap(zero: Section, stage: int) -> dict[str, Value]:
+    """Return the switch of ZeRO-2's second bucket."""
+    overlaps = None if zero.is_auto("overlap_comm") or stage != 2 else zero.flag("overlap_comm")
+    return {} if overlaps is None else {"overlap_comm": zero.value("overlap_comm", overlaps)}
 
 
 def _precision(top: Section, others: Others) -> dict[str, Value]:
@@ -193,8 +192,8 @@ def _clipping(top: Section) -> dict[str, Value]:
     return {"clip_grad_norm": top.value("gradient_clipping", most > 0)}
 
 
-def _optimizer(top: Section) -> dict[str, Value]:
-    """Return the optimizer. Without this section it is the client's."""
+def _optimizer(top: Section, *, offloads: bool) -> dict[str, Value]:
+    """Return the optimizer. Without this section it is the client's. On the host it has no implementation of torch's."""
     if "optimizer" not in top:
         top.ignore("optimizer")
         return {}
@@ -211,17 +210,33 @@ def _optimizer(top: Section) -> dict[str, Value]:
     if kind.lower() == "sgd" and (params.number("momentum") or 0) > 0:
         optimizer = "sgd-momentum"
     out = {"optimizer": section.value("type", optimizer)}
-    if params.flag("torch_adam"):
-        out["optimizer_implementation"] = params.value("torch_adam", "foreach")
+    if params.flag("torch_adam") and not offloads:
+        out["optimizer_implementation"] = _implementation_of_torch(params, params.where("torch_adam"))
+    elif kind.lower() == "sgd":
+        out["optimizer_implementation"] = _implementation_of_torch(params, section.where("type"))
     return out
 
 
+def _implementation_of_torch(params: Section, where: str) -> Value:
+    """Return the implementation of an optimizer of torch's, which `where` asks for: unless it is told otherwise, it
+    updates all parameters at once on a GPU."""
+    if params.flag("fused"):
+        return params.value("fused", "fused")
+    return params.value("foreach", "for-loop") if params.flag("foreach") is False else Value("foreach", where)
+
+
 def _parallel(top: Section) -> dict[str, Value]:
-    """Return the ranks that share a sequence (Ulysses)."""
+    """Return the ranks that share a sequence (Ulysses), and those that share experts (AutoEP)."""
     out: dict[str, Value] = {}
     ranks = top.whole("sequence_parallel_size", 1, 10**6)
     if ranks is not None and ranks > 1:
         out["cp"] = top.value("sequence_parallel_size", ranks)
+    experts = top.section("expert_parallel")
+    if experts.flag("enabled"):
+        for key, option in (("autoep_size", "ep"), ("expert_tensor_parallel_size", "etp")):
+            degree = experts.whole(key, 1, 10**6)
+            if degree is not None and degree > 1:
+                out[option] = experts.value(key, degree)
     tensor = top.section("tensor_parallel")
     slices = tensor.whole("autotp_size", 0, 10**6)
     if slices is not None and slices > 1:
@@ -232,7 +247,7 @@ def _parallel(top: Section) -> dict[str, Value]:
 # --- what is not modelled
 
 
-def _zero_notes(zero: Section, stage: int) -> Iterator[str]:
+def _zero_notes(top: Section, zero: Section, stage: int) -> Iterator[str]:
     """Yield a note for each key of zero_optimization that changes memory or communication and is not modelled. Refuse
     what an estimate would be wrong without."""
     hpz = zero.whole("zero_hpz_partition_size")
@@ -249,11 +264,6 @@ def _zero_notes(zero: Section, stage: int) -> Iterator[str]:
     overlap = None if zero.is_auto("overlap_comm") else zero.flag("overlap_comm")
     if overlap and stage == 1:
         yield f"{zero.where('overlap_comm')} true: is not modelled with stage 1, which is estimated with it off"
-    elif overlap and stage == 2 and _offloads(zero):
-        yield (
-            f"{zero.where('overlap_comm')} true: with the optimizer on the host the second reduce bucket, of "
-            "reduce_bucket_size elements, is not counted"
-        )
     elif overlap and stage == 2:
         yield f"{zero.where('overlap_comm')} true: its two buckets are counted; in the time of a step nothing is hidden"
     if overlap is False and stage == 3:
@@ -263,6 +273,9 @@ def _zero_notes(zero: Section, stage: int) -> Iterator[str]:
             yield f"{zero.where(key)} false: is not modelled; it is estimated as true"
     if zero.flag("round_robin_gradients") and stage in (1, 2):
         yield f"{zero.where('round_robin_gradients')} true: is not modelled; partitions are of neighbouring parameters"
+    if _offloads(zero) and top.section("optimizer").section("params").flag("torch_adam"):
+        where = top.where("optimizer.params.torch_adam")
+        yield f"{where} true: on the host DeepSpeed's own Adam is estimated; torch's has the same states"
     for key in ("offload_optimizer", "offload_param"):
         section = zero.section(key)
         if section.content.get("device") in ("cpu", "nvme") and section.flag("pin_memory") is False:
@@ -293,6 +306,7 @@ def _notes(top: Section) -> Iterator[str]:
         top.section("amp").refuse("enabled", "Apex's amp is not modelled; allowed: false, with fp16 or bf16")
     if top.section("torch_autocast").flag("enabled"):
         top.section("torch_autocast").refuse("enabled", "is not modelled with DeepSpeed; allowed: false")
+    yield from _notes_of_experts(top.section("expert_parallel"))
     if top.section("flops_profiler").flag("enabled"):
         yield f"{top.where('flops_profiler.enabled')} true: the profiled step keeps more and is slower; not modelled"
     if top.section("compile").flag("deepcompile"):
@@ -311,6 +325,18 @@ def _notes(top: Section) -> Iterator[str]:
         yield f"{top.where('communication_data_type')} {kind}: is not modelled; gradients are sent in their own dtype"
     if top.flag("sparse_gradients"):
         yield f"{top.where('sparse_gradients')} true: is not modelled; gradients of embeddings are dense"
+
+
+def _notes_of_experts(experts: Section) -> Iterator[str]:
+    """Yield a note for each way of AutoEP's that is not the one by default (module_inject/auto_ep_config.py)."""
+    if not experts.flag("enabled"):
+        return
+    for key, default in (("use_grouped_mm", True), ("disable_triton_grouped_mm", False)):
+        if experts.flag(key) not in (None, default):
+            yield f"{experts.where(key)} {str(not default).lower()}: is not modelled; AutoEP's grouped product is estimated"
+    backend = experts.text("comm_backend")
+    if backend not in (None, "comm"):
+        yield f"{experts.where('comm_backend')} {one_line(backend)}: is not modelled; torch's all-to-all is estimated"
 
 
 def _unread(top: Section) -> Iterator[str]:

@@ -12,7 +12,11 @@ from memcalc.formats.batches import with_batches
 from memcalc.formats.deepspeed import Others
 from memcalc.formats.found import ACCUMULATION, REPLICAS, Found, Value
 from memcalc.formats.loading import load
-from memcalc.formats.together import with_loss_of_engine, with_precision_of_engine
+from memcalc.formats.together import (
+    with_loss_of_engine,
+    with_precision_of_engine,
+    without_clipping_on_the_host,
+)
 from memcalc.inputs.file_options import FILES, FromFiles
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import option_name
@@ -65,9 +69,10 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     files = _read_all({name: options[name] for name in FILES if options.get(name) is not None}, given, model)
     model = _model(model, given, files)
     said = _that_still_go(with_precision_of_engine(given, _said(files, given)), given)
-    said, more = with_loss_of_engine(model, given, said)
+    said, clipping = without_clipping_on_the_host(given, said)
+    said, loss = with_loss_of_engine(model, given, said)
     found, origins = with_batches(given, said)
-    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *more]))
+    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *clipping, *loss]))
     return model, {**found, **given}, FromFiles(origins, notes)
 
 

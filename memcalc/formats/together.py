@@ -32,6 +32,22 @@ def with_precision_of_engine(given: Mapping[str, Any], said: Mapping[str, Value]
     return out
 
 
+def without_clipping_on_the_host(
+    given: Mapping[str, Any], said: Mapping[str, Value]
+) -> tuple[dict[str, Value], list[str]]:
+    """Return what files say and notes: ZeRO-3 with the optimizer on the host is not modelled with clipping, which adds single
+    numbers alone."""
+    options = {**{name: value.value for name, value in said.items()}, **given}
+    clips = said.get("clip_grad_norm")
+    moved = options.get("zero") == 3 and options.get("offload_optimizer", "none") != "none"
+    if not moved or clips is None or not clips.value or "clip_grad_norm" in given:
+        return dict(said), []
+    out = {name: value for name, value in said.items() if name != "clip_grad_norm"}
+    return out, [
+        f"{clips.where}: clipping is not modelled with ZeRO-3 and the optimizer on the host; it adds single numbers"
+    ]
+
+
 def with_loss_of_engine(
     model: Any, given: Mapping[str, Any], said: Mapping[str, Value]
 ) -> tuple[dict[str, Value], list[str]]:

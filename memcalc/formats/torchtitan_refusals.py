@@ -39,7 +39,7 @@ def check(setup: Setup) -> None:
 
 def shards(setup: Setup) -> bool:
     """Tell whether torchtitan's FSDP is on, and with it the mixed precision: it is not over one rank."""
-    return setup.engine == "fsdp2" and (setup.shard_group > 1 or setup.ep > 1)
+    return setup.engine == "fsdp2" and setup.shard_group > 1
 
 
 def _check_degrees(setup: Setup) -> None:
@@ -48,6 +48,9 @@ def _check_degrees(setup: Setup) -> None:
     if setup.engine == "fsdp2" and not shards(setup):
         if setup.gpus == 1:
             refuse("engine", "fsdp2", "torchtitan shards nothing on one GPU; allowed: none, or more --gpus")
+        if setup.ep > 1:
+            why = "torchtitan shares experts among ranks that shard"
+            refuse("ep", setup.ep, f"{why}; allowed: 1, or a shard group of 2 or more")
         if setup.dp > 1:
             why = "torchtitan then has DDP, which goes with no other parallelism"
             refuse("shard_group", setup.shard_group, f"{why}; allowed: 2 or more, or --engine ddp")

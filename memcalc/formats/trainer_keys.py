@@ -1,6 +1,6 @@
 """The names of the keys of transformers' TrainingArguments, and those of TRL that tell which trainer a file is for.
 
-Source: transformers/training_args.py of 4.x and 5.23; trl/trainer/*_config.py, trl/experimental/*/*_config.py.
+Source: transformers/training_args.py of 4.x and 5.23; trl/trainer and trl/experimental, the classes of configurations.
 """
 
 from __future__ import annotations

@@ -44,8 +44,6 @@ def overlap_comm_of(options: Options, engine: str) -> bool | None:
         return None
     if given and options.zero == 1:
         refuse("overlap_comm", given, f"with --zero 1, which then reduces while backward runs, {NOT_YET}off")
-    if given and options.offload_optimizer != "none":
-        refuse("overlap_comm", given, f"with --offload-optimizer {options.offload_optimizer} {NOT_YET}off")
     if given and max(options.tp, options.pp) > 1:
         refuse("overlap_comm", given, f"with --tp or --pp {NOT_YET}off")
     return bool(given)

@@ -238,6 +238,11 @@ def test_precision(keys: dict[str, str], precision: str, grad_dtype: str | None)
     assert read("", content).options["precision"].is_given == (keys.keys() != {"mixed_precision_reduce"})
 
 
+def test_weights_of_bf16_are_not_those_of_mixed_precision() -> None:
+    content = with_keys("training", {"parallelism": {"data_parallel_shard_degree": 8}}, dtype="bfloat16")
+    assert memcalc.estimate(torchtitan=content).setup.precision == "bf16"
+
+
 @pytest.mark.parametrize(
     ("policy", "pp", "zero"), [("default", 1, 3), ("default", 2, 2), ("always", 2, 3), ("never", 1, 2)]
 )

@@ -24,8 +24,9 @@ ZERO_2 = {"engine": "deepspeed", "zero": 2, "gpus": 4, "seq_len": 16, "overlap_c
         {"recompute": "full", "precision": "fp16-mixed"},
         {"precision": "fp32", "freeze": "embeddings"},
         {"lora_rank": 4},
+        {"offload_optimizer": "cpu", "micro_batch_size": 2},
     ],
-    ids=["plain", "accumulated", "recomputed", "frozen", "adapters"],
+    ids=["plain", "accumulated", "recomputed", "frozen", "adapters", "offloaded"],
 )
 def test_a_step(options: dict[str, Any], bucket: int) -> None:
     same(validate(DEEP, **ZERO_2, **options, reduce_bucket_size=bucket))
@@ -52,7 +53,7 @@ def test_the_second_bucket_has_a_row_of_its_own() -> None:
         ({"zero": 3, "overlap_comm": False}, "--overlap-comm off: with --zero 3"),
         ({"zero": 0}, "--overlap-comm on: is an option of DeepSpeed"),
         ({"engine": "fsdp2"}, "--overlap-comm on: is an option of DeepSpeed"),
-        ({"offload_optimizer": "cpu"}, "--overlap-comm on: with --offload-optimizer cpu"),
+        ({"tp": 2, "zero": 2, "gpus": 8}, "--tp"),
     ],
 )
 def test_refusals(options: dict[str, Any], words: str) -> None:
