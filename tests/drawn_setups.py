@@ -132,3 +132,22 @@ def read_again(option: str, written: Written, setup: Setup, model: Model, file: 
     unsaid = {name: getattr(setup, name) for name in written.unsaid}
     found, options, _ = merged(model, {option: str(file), **unsaid})
     return resolve(check_options(options), found)
+
+
+ALWAYS = ("seq_len", "gpus", "kernels", "attention", "clip_grad_norm")
+"""The options that are named even if they are what memcalc takes without them: a script has to know the length and is started
+by somebody, Liger's parts go with its kernels, a GPU decides Megatron's attention, another option a clipping."""
+
+
+def needless(option: str, written: Written, setup: Setup, model: Model, file: Path) -> list[str]:
+    """The unsaid options without which the file means the same setup too."""
+    out: list[str] = []
+    for name in {*written.unsaid} - {*ALWAYS}:
+        less = Written(written.text, {other: why for other, why in written.unsaid.items() if other != name})
+        try:
+            same = read_again(option, less, setup, model, file) == setup
+        except InputError:
+            continue
+        if same:
+            out.append(name)
+    return out

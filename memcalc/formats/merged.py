@@ -15,7 +15,7 @@ from memcalc.formats.loading import load
 from memcalc.formats.together import (
     with_loss_of_engine,
     with_precision_of_engine,
-    without_clipping_on_the_host,
+    without_what_is_not_modelled,
 )
 from memcalc.inputs.file_options import FILES, FromFiles
 from memcalc.inputs.model import Model, load_model
@@ -68,11 +68,13 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     given = {name: value for name, value in options.items() if name not in FILES and value is not None}
     files = _read_all({name: options[name] for name in FILES if options.get(name) is not None}, given, model)
     model = _model(model, given, files)
-    said = _that_still_go(with_precision_of_engine(given, _said(files, given)), given)
-    said, clipping = without_clipping_on_the_host(given, said)
+    trainer = [one.found.options.get("precision") for one in files if one.option == "training_args"]
+    said = with_precision_of_engine(given, _said(files, given), trainer[0] if trainer else None)
+    said = _that_still_go(said, given)
+    said, left_out = without_what_is_not_modelled(given, said)
     said, loss = with_loss_of_engine(model, given, said)
     found, origins = with_batches(given, said)
-    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *clipping, *loss]))
+    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *left_out, *loss]))
     return model, {**found, **given}, FromFiles(origins, notes)
 
 

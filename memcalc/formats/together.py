@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from memcalc.formats.found import Value
 from memcalc.inputs.model import Model
@@ -15,16 +15,24 @@ _ENGINES_OF_HEAD: Final = ("none", "ddp", "deepspeed")
 _AXES: Final = ("tp", "pp", "cp", "ep")
 
 
-def with_precision_of_engine(given: Mapping[str, Any], said: Mapping[str, Value]) -> dict[str, Value]:
+def with_precision_of_engine(
+    given: Mapping[str, Any], said: Mapping[str, Value], of_trainer: Value | None
+) -> dict[str, Value]:
     """Return what files say, with autocast and 16-bit weights of the Trainer as the mixed precision of an engine that has
-    it. Source: accelerate/accelerator.py (FSDP casts trained weights to fp32), deepspeed/runtime/engine.py."""
+    it. `of_trainer`: the precision that the Trainer's arguments say. Source: accelerate/accelerator.py (FSDP casts trained weights to fp32), deepspeed/runtime/engine.py."""
     out = dict(said)
     engine, precision = given.get("engine") or _of(said, "engine"), said.get("precision")
     if engine not in _CASTING:
         return out
-    out.pop("base_dtype", None)  # all weights are held and gathered as the engine does it
+    if of_trainer is not None:
+        out.pop("base_dtype", None)  # all weights are held and gathered as the engine does it
     half = str(precision.value).split("-")[0] if precision is not None else ""
-    if precision is None or half not in ("bf16", "fp16") or str(precision.value).endswith("-mixed"):
+    if (
+        precision is None
+        or precision is not of_trainer
+        or half not in ("bf16", "fp16")
+        or str(precision.value).endswith("-mixed")
+    ):
         return out
     out["precision"] = precision._replace(value=f"{half}-mixed")
     if engine == "fsdp2":  # accelerate's policy reduces gradients in the dtype that it gathers weights in
@@ -32,20 +40,51 @@ def with_precision_of_engine(given: Mapping[str, Any], said: Mapping[str, Value]
     return out
 
 
-def without_clipping_on_the_host(
+class _LeftOut(NamedTuple):
+    """Options of files that are not modelled beside others, and what is estimated in their place."""
+
+    names: tuple[str, ...]
+    why: str
+    """The case and the assumption, for a note. The estimate without them is too high, or lacks single numbers."""
+
+
+def without_what_is_not_modelled(
     given: Mapping[str, Any], said: Mapping[str, Value]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return what files say and notes: ZeRO-3 with the optimizer on the host is not modelled with clipping, which adds single
-    numbers alone."""
-    options = {**{name: value.value for name, value in said.items()}, **given}
-    clips = said.get("clip_grad_norm")
-    moved = options.get("zero") == 3 and options.get("offload_optimizer", "none") != "none"
-    if not moved or clips is None or not clips.value or "clip_grad_norm" in given:
-        return dict(said), []
-    out = {name: value for name, value in said.items() if name != "clip_grad_norm"}
-    return out, [
-        f"{clips.where}: clipping is not modelled with ZeRO-3 and the optimizer on the host; it adds single numbers"
-    ]
+    """Return what files say, without what memcalc refuses beside the rest and can leave out honestly, and a note for each."""
+    out, notes = dict(said), list[str]()
+    for one in _left_out({**{name: value.value for name, value in said.items()}, **given}):
+        found = [name for name in one.names if name in out and name not in given]
+        if found:
+            notes.append(f"{out[found[0]].where}: {one.why}")
+        for name in found:
+            del out[name]
+    return out, notes
+
+
+def _left_out(options: Mapping[str, Any]) -> Iterator[_LeftOut]:
+    autocasts = str(options.get("precision")).endswith("-autocast")
+    if autocasts and options.get("cross_entropy") in ("chunked", "fused", "liger"):
+        yield _LeftOut(
+            ("cross_entropy",), "is not modelled under autocast; the model's loss is counted, which keeps all logits"
+        )
+    if autocasts and options.get("kernels") == "fused":
+        yield _LeftOut(
+            ("kernels", "liger", "cross_entropy"),
+            "Liger's kernels are not modelled under autocast; transformers' are counted, which keep more",
+        )
+    clips = options.get("clip_grad_norm")
+    if clips and options.get("zero") == 3 and options.get("offload_optimizer", "none") != "none":
+        yield _LeftOut(
+            ("clip_grad_norm",),
+            "clipping is not modelled with ZeRO-3 and the optimizer on the host; it adds single numbers",
+        )
+    trains_more = options.get("modules_to_save") or options.get("lora_bias") not in (None, "none")
+    if clips and options.get("lora_rank") and trains_more and options.get("precision") in ("bf16", "fp16"):
+        yield _LeftOut(
+            ("clip_grad_norm",),
+            "clipping is not modelled beside trained modules of another dtype; it adds single numbers",
+        )
 
 
 def with_loss_of_engine(

@@ -75,7 +75,9 @@ def test_resolved_values_are_deepspeeds_own() -> None:
             least = 1 if key == "sub_group_size" else 0  # of 0 elements and of 1 each parameter is a group
             assert said.get(option, DEFAULTS[option]) == max(least, getattr(zero, key.removeprefix("stage3_")))
         for option, section in (("offload_optimizer", zero.offload_optimizer), ("offload_params", zero.offload_param)):
-            device = "none" if section is None or stage < (1 if option == "offload_optimizer" else 3) else section.device
+            device = (
+                "none" if section is None or stage < (1 if option == "offload_optimizer" else 3) else section.device
+            )
             assert said.get(option, "none") == getattr(device, "value", device)
         if said["zero"] == 2:
             assert said.get("overlap_comm", False) == zero.overlap_comm
@@ -253,3 +255,31 @@ def test_any_value_is_read_or_refused() -> None:
         except InputError as error:
             assert str(error).isprintable()
             assert len(str(error)) < 400
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ({"type": "SGD"}, ("sgd", "foreach")),
+        ({"type": "SGD", "params": {"momentum": 0.9, "fused": True}}, ("sgd-momentum", "fused")),
+        ({"type": "AdamW", "params": {"torch_adam": True}}, ("adamw", "foreach")),
+        ({"type": "AdamW", "params": {"torch_adam": True, "foreach": False}}, ("adamw", "for-loop")),
+        ({"type": "Adam", "params": {"torch_adam": True, "adam_w_mode": False, "foreach": True}}, ("adam", "foreach")),
+        ({"type": "AdamW"}, ("adamw", None)),
+    ],
+)
+def test_implementations_of_torchs_optimizers(optimizer: dict[str, Any], expected: tuple[str, str | None]) -> None:
+    said = values({"optimizer": optimizer})
+    assert (said["optimizer"], said.get("optimizer_implementation")) == expected
+
+
+def test_ranks_that_share_experts() -> None:
+    experts = {"enabled": True, "autoep_size": 4, "use_grouped_mm": False, "comm_backend": "deepep"}
+    said = found({"expert_parallel": experts})
+    assert said.options["ep"].value == 4
+    assert [note.split(":")[1].strip() for note in said.notes] == [
+        "expert_parallel.use_grouped_mm false", "expert_parallel.comm_backend deepep"
+    ]  # fmt: skip
+    assert "ep" not in values({"expert_parallel": {**experts, "enabled": False}})
+    with pytest.raises(InputError, match="autoep_size"):
+        found({"expert_parallel": {"enabled": True, "autoep_size": 0}})

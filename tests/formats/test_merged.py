@@ -175,6 +175,31 @@ def test_files_that_contradict_each_other_are_refused() -> None:
     assert mended.setup.micro_batch_size == 1
 
 
+@pytest.mark.parametrize(
+    ("training_args", "words"),
+    [
+        ({"dtype": "float32", "use_liger_kernel": True}, "Liger's kernels are not modelled under autocast"),
+        (
+            {"use_peft": True, "lora_r": 4, "lora_modules_to_save": ["lm_head"], "dtype": "bfloat16", "bf16": False},
+            "clipping is not modelled beside trained modules",
+        ),
+    ],
+)
+def test_what_is_not_modelled_beside_the_rest_is_left_out_with_a_note(
+    training_args: dict[str, Any], words: str
+) -> None:
+    plain = {"per_device_train_batch_size": 2, "bf16": True}
+    report = memcalc.estimate(SMALL, seq_len=16, training_args={**plain, **training_args})
+    assert any(words in note for note in report.to_dict()["notes"]), report.to_dict()["notes"]
+
+
+def test_clipping_with_the_optimizer_on_the_host() -> None:
+    moved = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": True}}
+    report = memcalc.estimate(SMALL, gpus=4, seq_len=16, deepspeed={**moved, "gradient_clipping": 1.0})
+    assert report.setup.clip_grad_norm is False
+    assert any("clipping is not modelled with ZeRO-3" in note for note in report.to_dict()["notes"])
+
+
 def test_a_given_option_drops_what_went_with_the_files_value() -> None:
     setup = setup_of(
         gpus=4, deepspeed={**ZERO3, "zero_optimization": {"stage": 3, "sub_group_size": 1000}}, engine="fsdp2"
