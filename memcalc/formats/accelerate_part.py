@@ -18,7 +18,7 @@ class Part:
     said: frozenset[str]
     """The options that they say."""
     takes: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """What accelerate takes for other options, where that is not memcalc's default."""
+    """Values that accelerate takes for other options, where these are not memcalc's defaults."""
     why: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     """Reasons for what they cannot say."""
 
