@@ -73,7 +73,16 @@ def explain(
     elif topic is not None and _is_topic(topic):
         _explain_topic(topic, model, params, given, language, json)
     else:
-        _derive(_model(topic, model, params), params, given, language, json)
+        _derive(
+            None if _names_a_model(given, topic, model) else _model(topic, model, params), params, given, language, json
+        )
+
+
+def _names_a_model(given: dict[str, Any], topic: str | None, model: str | None) -> bool:
+    """Tell whether a file may name the model, as nothing else does."""
+    from memcalc.inputs.file_options import FILES
+
+    return topic is None and model is None and any(name in given for name in FILES)
 
 
 def _is_topic(name: str) -> bool:

@@ -52,11 +52,13 @@ def validate(
 ) -> None:
     """Run the estimated step (transformers, torch, the engine) and print prediction and measurement side by side."""
     from memcalc.errors import InputError, one_line
+    from memcalc.inputs.file_options import FILES
     from memcalc.validate import recording, run, suites
 
     model = o.model_of(name, model)
     given = o.setup_of(setup)
-    if (model is None) == (suite is None):
+    has_file = any(name in given for name in FILES)
+    if (model is None) == (suite is None) and not (suite is None and has_file):
         raise InputError("--model or --suite: exactly one of them is needed")
     if record is not None and not str(record):  # an empty word is not converted to a path
         raise InputError("--record '': allowed: the name of a file")

@@ -68,7 +68,11 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     given = {name: value for name, value in options.items() if name not in FILES and value is not None}
     files = _read_all({name: options[name] for name in FILES if options.get(name) is not None}, given, model)
     model = _model(model, given, files)
-    trainer = [one.found.options.get("precision") for one in files if one.option == "training_args"]
+    trainer = [  # FSDP in the Trainer's own arguments has decided already what they mean
+        one.found.options.get("precision")
+        for one in files
+        if one.option == "training_args" and "engine" not in one.found.options
+    ]
     said = with_precision_of_engine(given, _said(files, given), trainer[0] if trainer else None)
     said = _that_still_go(said, given)
     said, left_out = without_what_is_not_modelled(given, said)
@@ -84,7 +88,7 @@ def _read_all(sources: Mapping[str, Any], given: Mapping[str, Any], model: Any) 
     waiting = dict(sources)
     for option in FILES:
         if option in waiting and option != "deepspeed":
-            one = _read(option, waiting[option])
+            one = _of_megatron(waiting[option], model) if option == "megatron_args" else _read(option, waiting[option])
             files.append(one)
             for name, value in one.found.files.items():
                 if name not in waiting:
@@ -97,16 +101,19 @@ def _read_all(sources: Mapping[str, Any], given: Mapping[str, Any], model: Any) 
 
 def _read(option: str, source: Any, *others: Others) -> Read:
     """Return what a file, or the mapping of one, says."""
-    if option == "megatron_args":
-        from memcalc.formats.megatron import read
-        from memcalc.formats.megatron_arguments import arguments_of
-
-        return Read(option, Path(), read(*arguments_of(source)))
     if not isinstance(source, (str, os.PathLike, Mapping)):
         raise InputError(f"{option_name(option)} {one_line(source)}: allowed: a path, or the parsed mapping")
     named = cast("str | os.PathLike[str] | Mapping[str, Any]", source)
     folder = Path() if isinstance(named, Mapping) else Path(named).parent
     return Read(option, folder, _reader(option)(*load(option_name(option), named), *others))
+
+
+def _of_megatron(source: Any, model: Any) -> Read:
+    """Return what Megatron-LM's arguments say; of the model only if no other one is given."""
+    from memcalc.formats.megatron import read
+    from memcalc.formats.megatron_arguments import arguments_of
+
+    return Read("megatron_args", Path(), read(*arguments_of(source), with_model=model is None))
 
 
 def _reader(option: str) -> Callable[..., Found]:

@@ -19,7 +19,10 @@ def with_precision_of_engine(
     given: Mapping[str, Any], said: Mapping[str, Value], of_trainer: Value | None
 ) -> dict[str, Value]:
     """Return what files say, with autocast and 16-bit weights of the Trainer as the mixed precision of an engine that has
-    it. `of_trainer`: the precision that the Trainer's arguments say. Source: accelerate/accelerator.py (FSDP casts trained weights to fp32), deepspeed/runtime/engine.py."""
+    it. `of_trainer`: the precision that the Trainer's arguments say.
+
+    Source: accelerate/accelerator.py (FSDP casts trained weights to fp32), deepspeed/runtime/engine.py.
+    """
     out = dict(said)
     engine, precision = given.get("engine") or _of(said, "engine"), said.get("precision")
     if engine not in _CASTING:
@@ -80,7 +83,8 @@ def _left_out(options: Mapping[str, Any]) -> Iterator[_LeftOut]:
             "clipping is not modelled with ZeRO-3 and the optimizer on the host; it adds single numbers",
         )
     trains_more = options.get("modules_to_save") or options.get("lora_bias") not in (None, "none")
-    if clips and options.get("lora_rank") and trains_more and options.get("precision") in ("bf16", "fp16"):
+    adapters, base = options.get("adapter_dtype", "fp32"), options.get("precision")
+    if clips and options.get("lora_rank") and trains_more and base in ("bf16", "fp16") and adapters != base:
         yield _LeftOut(
             ("clip_grad_norm",),
             "clipping is not modelled beside trained modules of another dtype; it adds single numbers",

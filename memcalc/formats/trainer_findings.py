@@ -19,6 +19,8 @@ _IN_ALL_LAYERS: Final = re.compile(
     r"\([\w|]+\)\\?\.\((?P<names>\w+(\|\w+)*)\)(?P<tail>\w*)"
 )
 """A pattern of axolotl's examples: modules of a few names in the attention and the MLP of each layer."""
+_ANYWHERE: Final = re.compile(r"\(\.\*\\\.\)\?(?P<name>\w+(\\\.\w+)*)")
+"""A pattern of all modules of one name, as peft wants it in place of a list of one, of which TRL's ModelConfig makes a text."""
 
 
 class Findings:
@@ -100,9 +102,14 @@ def modules(section: Section, key: str) -> str | None:
     """Return names of modules, joined with commas; None if it is not there or empty. Raises InputError for patterns but
     those that name modules of all layers."""
     value = section.raw(key)
-    pattern = _IN_ALL_LAYERS.fullmatch(value) if isinstance(value, str) else None
+    parts = cast("list[object]", value) if isinstance(value, list) else [value]
+    text = parts[0] if len(parts) == 1 and isinstance(parts[0], str) else ""
+    pattern = _IN_ALL_LAYERS.fullmatch(text)
     if pattern is not None:
         return ",".join(f"{one}{pattern['tail']}" for one in pattern["names"].split("|"))
+    pattern = _ANYWHERE.fullmatch(text)
+    if pattern is not None:
+        return pattern["name"].replace("\\.", ".")
     words = section.words(key)
     for word in words or ():
         if not _NAME.fullmatch(word):

@@ -44,9 +44,9 @@ def read_liger(found: Findings, keys: tuple[str, ...], *, own_loss: bool) -> Non
         return
     config = mapping(section, "liger_kernel_config")
     switches = {part: config.flag(part) for part in (*PARTS, "cross_entropy", "fused_linear_cross_entropy")}
-    off = [part for part in PARTS if switches[part] is False]
-    if off:
-        give_parts(found, key, tuple(part for part in ("rope", "rms_norm", "swiglu") if switches[part] is not False))
+    if any(switches[part] is False for part in PARTS):
+        gate = "swiglu" if switches["geglu"] is None else "geglu"  # a model has one of them
+        give_parts(found, key, tuple(part for part in ("rope", "rms_norm", gate) if switches[part] is not False))
     else:
         found.give("kernels", key, "fused")
     fused, plain = switches["fused_linear_cross_entropy"], switches["cross_entropy"]

@@ -27,6 +27,8 @@ class Precision(NamedTuple):
     base_dtype: str | None = None
     """The dtype of a frozen base, if it is not the precision's."""
     note: str = ""
+    grad_dtype: str | None = None
+    """The dtype that gradients are reduced in, if it is not what memcalc takes for the precision."""
 
 
 def dtype(section: Section, key: str) -> str | None:
@@ -62,8 +64,8 @@ def combined(weights: str, autocast: str | None, *, adapters: bool, engine: str 
     """
     if engine == "deepspeed":
         return Precision(f"{autocast}-mixed" if autocast else "fp32")
-    if engine == "fsdp2":
-        return Precision(f"{autocast}-mixed" if autocast else weights)
+    if engine == "fsdp2":  # accelerate's policy reduces gradients in the dtype that it gathers weights in
+        return Precision(f"{autocast}-mixed", grad_dtype=autocast) if autocast else Precision(weights)
     if autocast is None:
         return Precision(weights)
     if weights == "fp32":
@@ -85,5 +87,7 @@ def give_precision(found: Findings, key: str, result: Precision, *, is_given: bo
     for option, value in (("precision", result.precision), ("base_dtype", result.base_dtype)):
         if value is not None:
             found.take(option, key, value if is_given else None, value)
+    if result.grad_dtype is not None:
+        found.assume("grad_dtype", key, result.grad_dtype)
     if result.note:
         found.notes.append(f"{found.section.where(key)}: {result.note}")

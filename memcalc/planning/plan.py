@@ -40,7 +40,7 @@ class Goal(NamedTuple):
 
 
 def plan(
-    model: str | os.PathLike[str] | Mapping[str, Any] | Model,
+    model: str | os.PathLike[str] | Mapping[str, Any] | Model | None = None,
     *,
     gpu: Any,
     gpus: Any,
@@ -70,6 +70,8 @@ def plan(
     goal = Goal(tokens, days, price, budget, objective)
     top = _whole("top", top, 1, 1000)
     count = _whole("jobs", (os.cpu_count() or 1) if jobs is None else jobs, 1, 4096)
+    if model is None:
+        raise InputError("--model: is needed; as in: memcalc plan llama-7b --gpu h100-80gb --gpus 8")
     loaded = load_model(model)
     loaded.check_step()
     base = base_of(fixed, loaded)

@@ -145,7 +145,7 @@ _PARTS: Final = 8
 
 def _recomputation(report: Report) -> list[Remedy]:
     s = report.setup
-    layers = report.model.layers // (s.pp * s.virtual_stages)
+    layers = max(1, report.model.layers // (s.pp * s.virtual_stages))  # ends of a pipeline may have none
     step = -(-layers // _PARTS)
     if s.recompute == "full":
         more = tuple({"recompute_layers": n} for n in range((s.recompute_layers or layers) + step, layers, step))

@@ -234,3 +234,11 @@ def test_gradients_of_accumulation_can_be_reduced_with_each_micro_batch() -> Non
     best = next(one for one in advice(report) if "--sync" in one.flags)
     sync = memcalc.estimate(report.model, **{**report.setup._asdict(), "sync_each_micro_batch": True})
     assert (best.flags, best.peak) == ("--sync-each-micro-batch", sync.peak)
+
+
+def test_chunks_without_layers_have_advice_too() -> None:
+    """The first and the last chunk of an interleaved pipeline may be the embedding and the head alone."""
+    model = {"model_type": "gpt2", "n_layer": 6, "n_embd": 64, "n_head": 4, "vocab_size": 128, "n_positions": 64}
+    piped = {"engine": "megatron", "gpus": 8, "pp": 4, "schedule": "interleaved", "virtual_stages": 2}
+    report = memcalc.estimate(model, **piped, gpu="1GB", global_batch_size=32, seq_len=64)
+    assert isinstance(report.to_dict()["advice"], list)

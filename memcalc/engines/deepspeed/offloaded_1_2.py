@@ -135,7 +135,9 @@ def _stage_2(model: Model, setup: Setup, always: list[Row]) -> Holdings:
     assert size is not None
     made: list[Holdings] = []
     for owned in _can_have_most(model, setup):
-        plain = ZeRO2(setup.compute_dtype, size, bool(setup.overlap_comm), flat(model, setup.shards), owned, sent_dtype(setup))
+        plain = ZeRO2(
+            setup.compute_dtype, size, bool(setup.overlap_comm), flat(model, setup.shards), owned, sent_dtype(setup)
+        )
         over = ZeRO2Offloaded(plain, tuple(slices_of(model, setup, owned).items()))
         made.append(
             Holdings(

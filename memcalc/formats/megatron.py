@@ -1,0 +1,351 @@
+"""Megatron-LM's arguments: the options of a setup that they mean.
+
+Source: validate_args of megatron/training/arguments.py, and core/transformer/transformer_config.py,
+core/model_parallel_config.py and core/optimizer/optimizer_config.py, NVIDIA/Megatron-LM at d98e8a64 and Megatron-Core
+0.16.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from memcalc.errors import one_line
+from memcalc.formats.found import Found, Value
+from memcalc.formats.megatron_arguments import GPUS_PER_NODE, NODES, UNREAD, arguments_of
+from memcalc.formats.megatron_flags import KNOWN
+from memcalc.formats.megatron_model import model_of
+from memcalc.formats.megatron_notes import check_modelled, notes_of
+from memcalc.formats.megatron_section import Arguments
+from memcalc.formats.megatron_stages import layers_of, stages_of
+
+__all__ = ["arguments_of", "read"]
+
+_DEGREES: Final = {
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size",
+    "ep": "--expert-model-parallel-size",
+}
+_SIZES: Final = {
+    "micro_batch_size": "--micro-batch-size",
+    "global_batch_size": "--global-batch-size",
+}
+_DTYPES: Final = ("fp32", "bf16", "fp16")
+_BACKENDS: Final = {"flash": "flash", "fused": "sdpa", "unfused": "unfused", "local": "eager", "auto": None}
+"""AttnBackend (core/transformer/enums.py) in memcalc's names."""
+_COMM_TYPES: Final = {"p2p": "p2p", "allgather": "all_gather", "all_gather": "all_gather", "a2a": "a2a"}
+_OPTIMIZERS: Final = {"adam": "adamw", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
+_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""The ZeRO stage of each `--data-parallel-sharding-strategy`."""
+_MODULES: Final = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+
+
+def read(file: str, arguments: Mapping[str, Any], *, with_model: bool = True) -> Found:
+    """Return what Megatron-LM's arguments say: the options, and the model unless `with_model` is false. Raises
+    InputError. `arguments` is what `arguments_of` makes."""
+    a = Arguments(file, arguments)
+    check_modelled(a)
+    notes: list[str] = []
+    options = {
+        "engine": _engine(a),
+        **_layout(a, notes),
+        **stages_of(a),
+        **_step(a, notes),
+        **_sharded(a, notes),
+        **_precision(a),
+        **_recomputed(a, notes),
+        **_kernels(a, notes),
+    }
+    model, of_model = model_of(a) if with_model else (None, ())
+    files = _files(a)
+    notes += [*of_model, *notes_of(a), *_unread(a), *_unknown(a)]
+    return Found(options, model, files, tuple(dict.fromkeys(notes)))
+
+
+def _engine(a: Arguments) -> Value:
+    if a.on("--deepspeed"):  # Megatron-DeepSpeed's pretrain_gpt
+        return a.value("--deepspeed", "deepspeed")
+    return Value("megatron", f"{a.file or a.option}", is_given=False)
+
+
+def _files(a: Arguments) -> dict[str, Value]:
+    """Return the DeepSpeed configuration that Megatron-DeepSpeed is given."""
+    if not a.on("--deepspeed"):
+        return {}
+    a.ignore("--no-pipeline-parallel")
+    path = next(iter(a.names("--deepspeed-config")), None)
+    return {} if path is None else {"deepspeed": a.value("--deepspeed-config", path)}
+
+
+# --- GPUs
+
+
+def _layout(a: Arguments, notes: list[str]) -> dict[str, Value]:
+    """Return the parallel degrees, and the number of GPUs if a launch script tells it."""
+    out: dict[str, Value] = {}
+    for option, key in _DEGREES.items():
+        degree = a.whole(key, 1, 10**6)
+        if degree is not None:
+            out[option] = a.value(key, degree)
+    shards = a.whole("--tensor-parallel-num-weight-shards", 1)
+    if shards is not None and shards != _degree(out, "tp"):
+        a.reject("--tensor-parallel-num-weight-shards", "weights sharded beyond tp are not modelled; allowed: tp")
+    etp = a.whole("--expert-tensor-parallel-size", 1, 10**6)
+    if etp is not None and a.whole("--num-experts"):
+        out["etp"] = a.value("--expert-tensor-parallel-size", etp)
+    elif etp is None and a.given("--moe-extended-tp"):
+        notes.append("--moe-extended-tp: counted as --expert-tensor-parallel-size of tp")
+    out |= _gpus(a)
+    out |= _sequences(a, out)
+    return out
+
+
+def _degree(options: Mapping[str, Value], name: str) -> int:
+    return options[name].value if name in options else 1
+
+
+def _gpus(a: Arguments) -> dict[str, Value]:
+    """Return the numbers of a launch script. `--nnodes 1:4` is from one to four nodes."""
+    nodes, each = "--" + NODES, "--" + GPUS_PER_NODE.replace("_", "-")
+    counts = {key: _number(str(a.content.get(key)).rpartition(":")[2]) for key in (nodes, each)}
+    if not counts[each]:
+        return {}
+    out = {"gpus_per_node": a.value(each, counts[each])}
+    if counts[nodes]:
+        out["gpus"] = Value(counts[nodes] * counts[each], f"{a.where(nodes)} and {each}")
+    return out
+
+
+def _number(text: str) -> int:
+    """Return a number of GPUs or nodes; 0 if a text is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else 0
+
+
+def _sequences(a: Arguments, degrees: Mapping[str, Value]) -> dict[str, Value]:
+    """Return how a sequence is shared by ranks. One tensor-parallel rank has no sequence parallelism."""
+    key = "--sequence-parallel"
+    on = a.on(key) and _degree(degrees, "tp") > 1
+    out = {"sequence_parallel": a.value(key, on) if a.given(key) else a.default(key, False)}
+    kinds = {kind.lower() for kind in a.names("--cp-comm-type")}
+    if _degree(degrees, "cp") == 1 or not kinds:
+        return out
+    if len(kinds) > 1:
+        a.refuse(
+            "--cp-comm-type", f"different kinds by layer are not modelled; allowed: one of {', '.join(_COMM_TYPES)}"
+        )
+    (kind,) = kinds
+    if kind not in _COMM_TYPES:
+        a.refuse("--cp-comm-type", f"not modelled; allowed: {', '.join(_COMM_TYPES)}")
+    return {**out, "cp_comm_type": a.value("--cp-comm-type", _COMM_TYPES[kind])}
+
+
+# --- the step
+
+
+def _step(a: Arguments, notes: list[str]) -> dict[str, Value]:
+    out: dict[str, Value] = {}
+    for option, key in _SIZES.items():
+        size = a.whole(key, 1, 10**10)
+        if size is not None:
+            out[option] = a.value(key, size)
+    key = a.first("--seq-length", "--encoder-seq-length")
+    length = a.whole(key, 1, 10**8)
+    if length is not None:
+        out["seq_len"] = a.value(key, length)
+    key = "--no-create-attention-mask-in-dataloader"
+    documents = "--dataloader-inter-document-masking"
+    if a.on(key) or a.on(documents):
+        out["attention_mask_in_dataloader"] = a.value(key if a.on(key) else documents, False)
+    if a.on("--perform-rl-step"):
+        out["task"] = a.value("--perform-rl-step", "grpo")
+    for name in ("--rampup-batch-size", "--step-batch-size-schedule"):
+        if a.given(name):
+            notes.append(f"{a.shown(name)}: every step has the whole --global-batch-size")
+    return out
+
+
+def _sharded(a: Arguments, notes: list[str]) -> dict[str, Value]:
+    """Return the optimizer and how its states are sharded, offloaded and clipped."""
+    out = _optimizer(a)
+    norm = a.number("--clip-grad")
+    out["clip_grad_norm"] = a.default("--clip-grad", True) if norm is None else a.value("--clip-grad", norm > 0)
+    if a.on("--use-distributed-optimizer"):
+        out["zero"] = a.value("--use-distributed-optimizer", 1)
+    elif a.on("--deepspeed") and (stage := a.whole("--zero-stage", 0, 3)) is not None:
+        out["zero"] = a.value("--zero-stage", stage)
+    if a.on("--use-megatron-fsdp"):
+        key = "--data-parallel-sharding-strategy"
+        strategy = a.choice(key, tuple(_STAGES)) or "optim_grads_params"
+        out["zero"] = a.value(key if key in a else "--use-megatron-fsdp", _STAGES[strategy])
+        notes.append("--use-megatron-fsdp: counted as Megatron's data parallelism and distributed optimizer")
+    if a.on("--use-torch-fsdp2"):
+        out["zero"] = a.value("--use-torch-fsdp2", 2 if a.on("--torch-fsdp2-no-reshard-after-forward") else 3)
+    if a.on("--optimizer-cpu-offload"):
+        out["offload_optimizer"] = a.value("--optimizer-cpu-offload", "cpu")
+        share = a.number("--optimizer-offload-fraction")
+        if share is not None and share < 1:
+            notes.append(f"{a.shown('--optimizer-offload-fraction')}: all states are offloaded")
+    return out | _instances(a, notes)
+
+
+def _optimizer(a: Arguments) -> dict[str, Value]:
+    key, allowed = "--optimizer", ("adam", "sgd", "muon", "dist_muon", "lion", "soap", "adaptive_muon")
+    name = a.choice(key, allowed)
+    if name is None:
+        return {"optimizer": a.default(key, "adamw")}
+    if name == "sgd":
+        momentum = a.number("--sgd-momentum")
+        return {"optimizer": a.value(key, "sgd" if momentum == 0 else "sgd-momentum")}
+    if name not in _OPTIMIZERS:
+        a.refuse(key, f"not modelled; allowed: sgd, {', '.join(_OPTIMIZERS)}")
+    return {"optimizer": a.value(key, _OPTIMIZERS[name])}
+
+
+def _instances(a: Arguments, notes: list[str]) -> dict[str, Value]:
+    """Return the GPUs that one instance of the distributed optimizer spans. It needs the number of all GPUs."""
+    key = "--num-distributed-optimizer-instances"
+    instances = a.whole(key, 1, 10**6)
+    if instances in (None, 1):
+        return {}
+    gpus = _gpus(a).get("gpus")
+    model_ranks = (a.whole(_DEGREES["tp"], 1) or 1) * (a.whole(_DEGREES["pp"], 1) or 1)
+    if gpus is None:
+        notes.append(f"{a.shown(key)}: counted as one; --shard-group dp·cp/{instances} says it")
+        return {}
+    ranks, rest = divmod(gpus.value, model_ranks * instances)
+    if rest or not ranks:
+        a.refuse(key, f"does not divide the {gpus.value} GPUs by tp · pp {model_ranks}; allowed: a divisor of dp · cp")
+    return {"shard_group": a.value(key, ranks)}
+
+
+# --- dtypes
+
+
+def _precision(a: Arguments) -> dict[str, Value]:
+    """Return the precision, and the dtype of main gradients if it is not what memcalc takes for the precision."""
+    halves = [key for key in ("--bf16", "--fp16") if a.on(key)]
+    if len(halves) == 2:
+        a.reject("--fp16", "Megatron refuses it beside --bf16; allowed: one of them")
+    eight = next((key for key in ("--fp8-format", "--fp8-hybrid", "--fp8-e4m3") if a.given(key)), None)
+    half = halves[0] if halves else None
+    if eight is not None:
+        precision = a.value(eight, "fp8-mixed")
+    elif half is None and a.hidden:  # it may be among what is not read
+        return {}
+    elif half is None:
+        precision = a.default("--bf16", "fp32")
+    else:
+        precision = a.value(half, f"{half.removeprefix('--')}-mixed")
+    out = {"precision": precision}
+    main = a.choice("--main-grads-dtype", ("fp32", "bf16"))
+    if half == "--bf16" and (a.on("--grad-reduce-in-bf16") or main == "bf16"):
+        out["grad_dtype"] = a.value("--main-grads-dtype" if main == "bf16" else "--grad-reduce-in-bf16", "bf16")
+    elif half == "--fp16" and a.on("--accumulate-allreduce-grads-in-fp32"):
+        out["grad_dtype"] = a.value("--accumulate-allreduce-grads-in-fp32", "fp32")
+    return out
+
+
+# --- activations
+
+
+def _recomputed(a: Arguments, notes: list[str]) -> dict[str, Value]:
+    """Return the recomputation (core/transformer/transformer_config.py, __post_init__)."""
+    key = "--recompute-granularity"
+    granularity = a.choice(key, ("full", "selective"))
+    if a.on("--recompute-activations"):
+        granularity, key = "selective", "--recompute-activations"
+    for old in ("--checkpoint-activations", "--deepspeed-activation-checkpointing", "--activations-checkpoint-method"):
+        if granularity is None and a.given(old):
+            a.ignore(old)
+            if not a.on("--deepspeed") and old.startswith("--checkpoint"):
+                a.reject(old, "is no longer valid in Megatron-LM; allowed: --recompute-granularity")
+            return {"recompute": a.value(old, "full")}
+    if granularity == "selective":
+        return _selective(a, key, notes)
+    if granularity is None:
+        return {}
+    method = a.choice("--recompute-method", ("uniform", "block"))
+    layers = a.whole("--recompute-num-layers", 1)
+    if method is None:
+        a.reject(key, "Megatron needs --recompute-method with it; allowed: uniform, block")
+    if a.on("--distribute-saved-activations"):
+        notes.append("--distribute-saved-activations: each tensor-parallel rank is counted with whole saved inputs")
+    out = {"recompute": a.value(key, "full")}
+    if method == "block" and layers is not None:
+        largest = layers_of(a)
+        if largest is None or layers < largest:
+            out["recompute_layers"] = a.value("--recompute-num-layers", layers)
+    elif layers not in (None, 1):
+        notes.append(f"{a.shown('--recompute-num-layers')}: every layer is counted as recomputed by itself")
+    return out
+
+
+def _selective(a: Arguments, key: str, notes: list[str]) -> dict[str, Value]:
+    """Return the recomputation of modules. Only that of core attention is modelled."""
+    modules = a.names("--recompute-modules") or ("core_attn",)
+    for module in modules:
+        if module not in _MODULES:
+            a.refuse("--recompute-modules", f"allowed: {', '.join(_MODULES)}")
+    others = [module for module in modules if module != "core_attn"]
+    if others:
+        notes.append(f"--recompute-modules {' '.join(others)}: their activations are counted as kept")
+    return {"recompute": a.value(key, "selective")} if "core_attn" in modules else {}
+
+
+def _kernels(a: Arguments, notes: list[str]) -> dict[str, Value]:
+    out: dict[str, Value] = {}
+    if a.on("--no-gradient-accumulation-fusion"):
+        out["gradient_accumulation_fusion"] = a.value("--no-gradient-accumulation-fusion", False)
+    out |= _attention(a)
+    fused = "--cross-entropy-loss-fusion"
+    implementation = a.choice("--cross-entropy-fusion-impl", ("native", "te"))
+    if a.on(fused):
+        out["cross_entropy"] = a.value(fused, "fused" if implementation == "te" else "vocab-parallel")
+        if implementation != "te":
+            notes.append(
+                "--cross-entropy-loss-fusion: counted as the loss that is not fused; this one has one fp32 copy of the logits"
+                " more, or two"
+            )
+    return out
+
+
+def _attention(a: Arguments) -> dict[str, Value]:
+    key = "--attention-backend"
+    name = a.text(key)
+    backend = None if name is None else name.strip().lower().removeprefix("attnbackend.")
+    if backend is not None and backend not in _BACKENDS:
+        a.refuse(key, f"allowed: {', '.join(_BACKENDS)}")
+    if a.choice("--transformer-impl", ("local", "transformer_engine", "inference_optimized")) == "local":
+        return {"attention": a.value("--transformer-impl", "eager")}
+    if backend is None and a.on("--deepspeed"):  # Megatron-DeepSpeed's own attention, unless it is told otherwise
+        return {"attention": a.value("--use-flash-attn", "flash")} if a.on("--use-flash-attn") else {}
+    found = _BACKENDS.get(backend or "auto")
+    return {} if found is None else {"attention": a.value(key, found)}
+
+
+# --- what is not an argument of Megatron-LM
+
+
+def _unread(a: Arguments) -> list[str]:
+    """Return notes on the words that belong to no option."""
+    hidden, others = a.hidden, [word for word in a.unread if "$" not in word and "`" not in word]
+    texts = {
+        "not constant in the file, so options in it are not read": hidden,
+        "belongs to no option, ignored": others,
+    }
+    return [
+        f"{one_line(' '.join(dict.fromkeys(words[:5])))}{' …' if len(words) > 5 else ''}: {text}"
+        for text, words in texts.items()
+        if words
+    ]
+
+
+def _unknown(a: Arguments) -> list[str]:
+    """Return one note with the options that Megatron-LM's parser does not have."""
+    known = {*("--" + name for name in KNOWN), "--" + UNREAD, "--training-script", "--" + NODES, "--nproc-per-node"}
+    unknown = [key for key in a.left() if key not in known]
+    if not unknown:
+        return []
+    more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
+    return [f"{', '.join(unknown[:20])}{more}: not in Megatron-LM's parser, ignored"]
