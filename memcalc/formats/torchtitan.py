@@ -1,7 +1,7 @@
 """torchtitan's TOML up to v0.2.2: its trainer under FSDP2, DDP or on one GPU, and the model of its flavor.
 
-Source: torchtitan/train.py, distributed/utils.py, distributed/activation_checkpoint.py and
-models/llama3/infra/parallelize.py of v0.2.2.
+Source: torchtitan/train.py, torchtitan/distributed/utils.py, distributed/activation_checkpoint.py and
+torchtitan/models/llama3/infra/parallelize.py of v0.2.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The parallel degrees of torchtitan's TOML, and what follows from them.
 
-Source: torchtitan/distributed/parallel_dims.py, and parallelize_llama in models/llama3/infra/parallelize.py of v0.2.2.
+Source: torchtitan/distributed/parallel_dims.py, and parallelize_llama in torchtitan/models/llama3/infra/parallelize.py of
+v0.2.2.
 """
 
 from __future__ import annotations

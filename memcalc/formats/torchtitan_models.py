@@ -1,6 +1,6 @@
 """torchtitan's models: a name and a flavor as the config.json of transformers' model with the same sizes.
 
-Source: torchtitan/models/*/__init__.py and model/args.py of v0.2.2, and models/llama/__init__.py of early 2025 for
+Source: torchtitan/models/*/__init__.py and model/args.py of v0.2.2, and torchtitan/models/llama/__init__.py of early 2025 for
 Llama 2.
 """
 

@@ -1,7 +1,7 @@
 """The setups that torchtitan v0.2.2 does not run, each refused by name.
 
-Source: torchtitan/distributed/parallel_dims.py and utils.py, models/llama3/infra/parallelize.py, models/*/model/args.py,
-components/optimizer.py of v0.2.2.
+Source: torchtitan/distributed/parallel_dims.py and utils.py, torchtitan/models/llama3/infra/parallelize.py, the
+models' args.py, and components/optimizer.py of v0.2.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A setup as torchtitan's TOML for v0.2.2, whose trainer has FSDP2, DDP or one GPU.
 
-Source: torchtitan/config/job_config.py, train.py and distributed/parallel_dims.py of v0.2.2.
+Source: torchtitan/config/job_config.py, train.py and torchtitan/distributed/parallel_dims.py of v0.2.2.
 """
 
 from __future__ import annotations
