@@ -26,6 +26,7 @@ class Registry(Mapping[str, T]):
         *,
         inside: str | None = None,
         helpers: tuple[str, ...] = (),
+        unlisted: tuple[str, ...] = (),
     ) -> None:
         self.package = package
         self.known = dict.fromkeys(known)
@@ -37,6 +38,8 @@ class Registry(Mapping[str, T]):
         """The module to read if a name has a package to itself."""
         self.helpers = ("base", *helpers)
         """Modules without an object; listing does not import them."""
+        self.unlisted = frozenset(map(_stem, unlisted))
+        """File names of objects that are found by name and not listed."""
         self.found: dict[str, T] = {}
         """The objects that have been asked for, by name."""
         self._listed: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -78,7 +81,7 @@ class Registry(Mapping[str, T]):
         if folders not in self._listed:
             files = (path for folder in map(Path, folders) if folder.is_dir() for path in folder.iterdir())
             stems = {path.stem for path in files if path.suffix in (".py", "")}
-            found = map(self._imported, sorted(stems - {_stem(name) for name in self.known}))
+            found = map(self._imported, sorted(stems - {_stem(name) for name in self.known} - self.unlisted))
             self._listed[folders] = tuple(one[0] for one in found if one is not None)
         return self._listed[folders]
 

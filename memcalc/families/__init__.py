@@ -32,7 +32,13 @@ _LISTED: Final = (
 )  # fmt: skip
 """The order in which model types are listed for a reader. Types that are not here follow."""
 
-FAMILIES: Final[Registry[Family]] = Registry("memcalc.families", _LISTED, partial(constant, "FAMILY", "model_type"))
+_OF_ENGINES: Final = ("megatron_gpt",)
+"""Types that are an engine's own model. transformers does not know them, and no config.json of the Hub has them: they
+are found by name and not listed."""
+
+FAMILIES: Final[Registry[Family]] = Registry(
+    "memcalc.families", _LISTED, partial(constant, "FAMILY", "model_type"), unlisted=_OF_ENGINES
+)
 """A map from `model_type` to its family. A family's module is imported when the family is asked for."""
 
 

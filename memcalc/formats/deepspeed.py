@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from memcalc.errors import one_line
+from memcalc.errors import InputError, one_line
 from memcalc.formats.deepspeed_names import (
     CHECKPOINTING,
     IGNORED,
@@ -342,5 +342,7 @@ def _notes_of_experts(experts: Section) -> Iterator[str]:
 def _unread(top: Section) -> Iterator[str]:
     """Yield a note for keys that DeepSpeed does not know, and ignores without a word."""
     unread = top.left()
+    if unread and len(unread) == len(top.content):
+        raise InputError(f"{top.option} {top.file}: has no key that DeepSpeed knows; expected its JSON")
     if unread:
         yield f"{top.file or top.option}: DeepSpeed does not know and ignores {', '.join(unread[:6])}"

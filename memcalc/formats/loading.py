@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 from memcalc.errors import InputError, one_line
 from memcalc.inputs.bounded import TooLarge, read_bounded
 from memcalc.units import MIB
-
-if TYPE_CHECKING:
-    import os
 
 _MOST: Final = 1 * MIB
 """The bytes of the largest file that is read: these files are written by hand, and have some KiB."""
@@ -29,6 +27,8 @@ def load(option: str, source: str | os.PathLike[str] | Mapping[str, Any]) -> tup
     if isinstance(source, Mapping):
         _check_size(option, source)
         return "", source
+    if not os.fspath(source):
+        raise InputError(f"{option} '': expected the path of a configuration file")
     path = Path(source)
     return path.name, mapping(option, path, text_of(option, path))
 

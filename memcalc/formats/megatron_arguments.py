@@ -107,11 +107,13 @@ def _of_text(text: str, file: str) -> Mapping[str, Any]:
     """Return the arguments of a command line, of lines of arguments, or of a script."""
     first = next((line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")), "")
     try:
-        if first.startswith("-"):
-            return _of_words(read_words(text), file)
-        script = read_script(text)
+        plain = read_words(text) if first.startswith("-") else None
+        script = read_script(text) if plain is None else None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{_place(file)}: cannot be read ({one_line(error)}); expected arguments") from None
+    if plain is not None:
+        return _of_words(plain, file)
+    assert script is not None
     words = _most_arguments(script)
     if words is None:
         raise InputError(f"{_place(file)}: holds no arguments of Megatron-LM; expected --num-layers and others")

@@ -6,10 +6,10 @@ torchtitan/models/llama3/infra/parallelize.py of v0.2.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple, cast
 
-from memcalc.errors import one_line
+from memcalc.errors import InputError, one_line
 from memcalc.formats.found import ACCUMULATION, Found, Value
 from memcalc.formats.section import Section
 from memcalc.formats.torchtitan_config import TitanConfig, named
@@ -58,6 +58,8 @@ def read(file: str, content: Mapping[str, Any]) -> Found:
     seq_len = config.whole(2048, "training.seq_len")
     model = _model(config, seq_len.value)
     added = config.unknown_keys()
+    if content and not _is_of_torchtitan(content, added):
+        raise InputError(f"--torchtitan {file}: has no key of torchtitan's; expected its TOML")
     degrees = degrees_of(config, has_experts=model.titan is None or model.titan.experts)
     parts = [
         _sharding(config, degrees),
@@ -76,6 +78,15 @@ def read(file: str, content: Mapping[str, Any]) -> Found:
         whose = f"keys of {one_line(config.own_keys_of)}" if config.own_keys_of else "no keys of torchtitan's"
         notes.append(f"{config.top.file or config.top.option}: {named(added)}: {whose}, which are not read")
     return Found(options, model.value, notes=tuple(notes))
+
+
+def _is_of_torchtitan(content: Mapping[str, Any], unknown: Collection[str]) -> bool:
+    """Tell whether a file has a key that torchtitan knows: without any it is another tool's."""
+    for section, keys in content.items():
+        own = cast("Mapping[str, Any]", keys) if isinstance(keys, Mapping) else {}
+        if section not in unknown and any(f"{section}.{key}" not in unknown for key in own):
+            return True
+    return False
 
 
 def _model(config: TitanConfig, seq_len: int) -> _Model:

@@ -178,7 +178,7 @@ def test_old_keys() -> None:
         ({"activation_checkpointing": {"partition_activations": True}}, "partition_activations true"),
         ({"communication_data_type": "fp32"}, "communication_data_type fp32"),
         ({"curriculum_learning": {"enabled": True}}, "curriculum_learning.enabled true"),
-        ({"zero_optimisation": {"stage": 3}}, "does not know and ignores zero_optimisation"),
+        ({"zero_optimisation": {"stage": 3}, "steps_per_print": 1}, "does not know and ignores zero_optimisation"),
     ],
 )
 def test_what_is_not_modelled_is_a_note(content: dict[str, Any], words: str) -> None:

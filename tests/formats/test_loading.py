@@ -111,3 +111,8 @@ def test_truncated_and_damaged_files(name: str, tmp_path: Path) -> None:
             loaded(tmp_path, name, bytes(content))
         except InputError as error:
             assert str(error).isprintable()
+
+
+def test_an_empty_path_is_no_folder() -> None:
+    with pytest.raises(InputError, match="^--deepspeed '': expected the path"):
+        load("--deepspeed", "")

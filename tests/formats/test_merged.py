@@ -145,6 +145,14 @@ def test_a_trainer_under_accelerate_has_the_engines_precision() -> None:
     )  # fmt: skip
 
 
+def test_fsdp_in_the_trainers_own_arguments() -> None:
+    plain = {"per_device_train_batch_size": 2, "fsdp": True}
+    mixed = setup_of(gpus=4, training_args={**plain, "bf16": True})
+    assert (mixed.engine, mixed.precision, mixed.grad_dtype) == ("fsdp2", "bf16-mixed", "bf16")
+    pure = setup_of(gpus=4, training_args={**plain, "dtype": "bfloat16"})  # no mixed precision: nothing is cast
+    assert (pure.engine, pure.precision, pure.grad_dtype) == ("fsdp2", "bf16", "bf16")
+
+
 def test_a_file_may_name_another_one(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(ZERO_2_FILE))
     (tmp_path / "sft.json").write_text(json.dumps({**SFT, "deepspeed": "configs/ds.json"}))
@@ -191,6 +199,12 @@ def test_what_is_not_modelled_beside_the_rest_is_left_out_with_a_note(
     plain = {"per_device_train_batch_size": 2, "bf16": True}
     report = memcalc.estimate(SMALL, seq_len=16, training_args={**plain, **training_args})
     assert any(words in note for note in report.to_dict()["notes"]), report.to_dict()["notes"]
+
+
+def test_clipping_beside_trained_modules_of_the_adapters_dtype() -> None:
+    lora = {"use_peft": True, "lora_r": 4, "lora_modules_to_save": ["lm_head"], "dtype": "bfloat16", "bf16": False}
+    content = {"per_device_train_batch_size": 2, **lora}
+    assert setup_of(training_args=content, adapter_dtype="bf16").clip_grad_norm is True
 
 
 def test_clipping_with_the_optimizer_on_the_host() -> None:
@@ -241,3 +255,18 @@ def test_every_question_takes_files() -> None:
     assert found.value > 2
     plans = plan(SMALL, gpu="a100-80gb", global_batch_size=8, micro_batch_size=1, top=1, **gpus)
     assert plans.plans[0].layout.engine == "deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "words"),
+    [
+        ("torchtitan", ZERO3, "has no key of torchtitan's"),
+        ("deepspeed", {"model": {"name": "llama3"}}, "has no key that DeepSpeed knows"),
+        ("training_args", ZERO3, "expected a file of training arguments"),
+        ("accelerate", ZERO3, "unknown key"),
+        ("megatron_args", "--foo 3", "holds no arguments of Megatron-LM"),
+    ],
+)
+def test_a_file_of_another_tool_is_refused(name: str, source: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        memcalc.estimate(SMALL, **{name: source})

@@ -213,6 +213,14 @@ def test_adapters_over_a_base_in_4_bits() -> None:
     assert got["optimizer"] == "paged-adamw" and "optimizer_implementation" not in got
 
 
+def test_a_pattern_of_modules_of_one_name() -> None:
+    """ModelConfig makes a text of a list of one, which peft takes for a pattern."""
+    lora = {"use_peft": True, "lora_r": 4}
+    for pattern in (r"(.*\.)?q_proj", [r"(.*\.)?q_proj"]):
+        assert of(**lora, lora_target_modules=pattern)["lora_targets"] == "q_proj"
+    assert of(**lora, lora_target_modules=[r"(.*\.)?self_attn\.q_proj"])["lora_targets"] == "self_attn.q_proj"
+
+
 def test_all_options_are_of_the_types_that_memcalc_takes() -> None:
     for content in (
         SFT_FILE,
@@ -252,6 +260,8 @@ def test_precision_by_weights_and_autocast() -> None:
     assert pair(packing=False) == ("bf16-autocast", None)
     assert pair(packing=False, fp16=True) == ("fp16-autocast", None)
     assert pair(packing=False, bf16=False) == ("fp32", None)
+    assert of(bf16=True, fsdp=True)["grad_dtype"] == "bf16"  # accelerate's policy reduces in that dtype too
+    assert "grad_dtype" not in of(dtype="bfloat16", fsdp=True)
     assert "contradicts" in refusal(PLAIN | {"bf16": True, "fp16": True})
 
 
@@ -283,6 +293,10 @@ def test_liger() -> None:
     assert of(use_liger_kernel=True)["cross_entropy"] == "fused"
     parts = of(use_liger_kernel=True, liger_kernel_config={"rope": False, "fused_linear_cross_entropy": False})
     assert (parts["liger"], parts["cross_entropy"]) == ("rms_norm+swiglu", "eager")
+    gelu = of(use_liger_kernel=True, liger_kernel_config={"rope": False, "rms_norm": True, "geglu": True})
+    assert gelu["liger"] == "rms_norm+geglu"
+    loss = of(use_liger_kernel=True, liger_kernel_config=dict.fromkeys(("rope", "rms_norm", "geglu"), False))
+    assert (loss["kernels"], loss["cross_entropy"]) == ("hf", "fused")
     assert "kernels" not in of(packing=True, use_liger_kernel=True)  # TRL's own head
 
 

@@ -103,11 +103,14 @@ class Support:
     """The kind of data that the model is trained on."""
     layers_keep_states: bool = False
     """True if layers keep their states from one forward to the next, as attributes of modules."""
+    only_engine: str | None = None
+    """The engine whose own model the type is, and the only one that runs it; None for a model of transformers."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model type of transformers and its program: the constant FAMILY of a module of `memcalc.families`."""
+    """A model type of transformers, or of an engine, and its program: the constant FAMILY of a module of
+    `memcalc.families`."""
 
     model_type: str
     program: type[Program]
