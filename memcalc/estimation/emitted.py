@@ -26,7 +26,9 @@ def emit(format: str, model: Any = None, **options: Any) -> Written:
     has nothing like.
     """
     _check_format(format)
+    own_gpu = options.get("gpu")
     model, options, _ = with_files(model, options)
+    options |= {"gpu": own_gpu}  # this machine's is no part of a job's file
     if model is None:
         raise InputError("--model: is needed; as in: memcalc emit deepspeed llama-7b --zero 3 --gpus 8")
     loaded = load_model(model)

@@ -106,13 +106,27 @@ def _short(pattern: list[int]) -> list[int]:
     return pattern
 
 
-def routed_type(a: Arguments, experts: Experts, *, normed: bool, biased: bool, notes: list[str]) -> dict[str, Any]:
-    """Return the type of a model with experts and usual attention. Raises InputError if there is none."""
-    if experts.sigmoid:
-        notes.append(f"{a.shown(_SCORES)}: scores, and a bias of experts, are counted as for softmax")
-    if experts.shared and (not experts.gated or normed):
-        key, has = (_SHARED, f"without {_GATE}") if not experts.gated else ("--qk-layernorm", "with shared experts")
-        a.reject(key, f"no modelled type with usual attention has it {has}; allowed: leave it out")
+def own_experts(a: Arguments, experts: Experts, layers: int) -> dict[str, Any]:
+    """Return the fields of a megatron_gpt's experts."""
+    dense = set(experts.dense)
+    return {
+        "num_experts": experts.count,
+        "moe_router_topk": experts.per_token,
+        "moe_ffn_hidden_size": experts.ffn,
+        "moe_layer_freq": [int(i not in dense) for i in range(layers)],
+        "moe_shared_expert_intermediate_size": experts.shared or None,
+        "moe_shared_expert_gate": experts.gated,
+        "moe_router_pre_softmax": not experts.normalised,
+        "moe_router_score_function": "sigmoid" if experts.sigmoid else "softmax",
+        "moe_router_num_groups": experts.groups,
+        "moe_router_topk_scaling_factor": a.number("--moe-router-topk-scaling-factor"),
+    }
+
+
+def routed_type(experts: Experts, *, normed: bool, biased: bool) -> dict[str, Any] | None:
+    """Return the type of a model with experts and usual attention; None if there is none."""
+    if (experts.shared and (not experts.gated or normed)) or experts.sigmoid:
+        return None
     common = {"num_experts_per_tok": experts.per_token}
     if experts.dense == () and not experts.shared and experts.normalised and not normed and not biased:
         width = {"intermediate_size": experts.ffn}  # every layer has experts, so no other width is there
@@ -126,10 +140,8 @@ def routed_type(a: Arguments, experts: Experts, *, normed: bool, biased: bool, n
     }
     if normed:
         return {"model_type": "qwen3_moe", **common}
-    if not experts.shared:
-        notes.append(
-            f"{_COUNT} {experts.count}: the number of parameters has a gate of shared experts that are not there"
-        )
+    if not experts.shared:  # a qwen2_moe has a gate of shared experts even if it has none
+        return None
     return {
         "model_type": "qwen2_moe",
         "shared_expert_intermediate_size": experts.shared,
@@ -138,33 +150,41 @@ def routed_type(a: Arguments, experts: Experts, *, normed: bool, biased: bool, n
     }
 
 
-def latent_type(a: Arguments, experts: Experts | None, layers: int, ffn: int, notes: list[str]) -> dict[str, Any]:
-    """Return DeepSeek-V2 or V3 with the dims of `--multi-latent-attention`. Raises InputError for other experts."""
+def check_latent(a: Arguments, is_llama: bool) -> None:
+    """Raise InputError for other layers than those that `--multi-latent-attention` is modelled with."""
     for key in ("--add-qkv-bias", "--group-query-attention"):
         if a.on(key):
-            a.reject(key, "no modelled type has it with --multi-latent-attention; allowed: leave it out")
+            a.reject(key, "is not modelled with --multi-latent-attention; allowed: leave it out")
     if not a.on("--qk-layernorm"):
-        a.reject("--qk-layernorm", "is missing; no modelled type has --multi-latent-attention without it")
-    config: dict[str, Any] = {
+        a.reject("--qk-layernorm", "is missing; --multi-latent-attention is not modelled without it")
+    if not is_llama:
+        allowed = "with --normalization RMSNorm --disable-bias-linear --position-embedding-type rope"
+        a.reject("--multi-latent-attention", f"is not modelled with other layers; allowed: {allowed}")
+
+
+def latent_dims(a: Arguments) -> dict[str, int | None]:
+    """Return the dims of `--multi-latent-attention` under Megatron's names, which a megatron_gpt has too."""
+    return {
         "q_lora_rank": a.whole("--q-lora-rank", 1, 10**7),
         "kv_lora_rank": a.whole("--kv-lora-rank", 1, 10**7) or 32,
-        "qk_nope_head_dim": a.whole("--qk-head-dim", 1, 10**7) or 128,
-        "qk_rope_head_dim": a.whole("--qk-pos-emb-head-dim", 1, 10**7) or 64,
+        "qk_head_dim": a.whole("--qk-head-dim", 1, 10**7) or 128,
+        "qk_pos_emb_head_dim": a.whole("--qk-pos-emb-head-dim", 1, 10**7) or 64,
         "v_head_dim": a.whole("--v-head-dim", 1, 10**7) or 128,
     }
+
+
+def latent_type(a: Arguments, experts: Experts | None, layers: int, ffn: int) -> dict[str, Any] | None:
+    """Return DeepSeek-V2 or V3 with the dims of `--multi-latent-attention`; None for other experts than theirs."""
+    dims = latent_dims(a)
+    names = {"qk_head_dim": "qk_nope_head_dim", "qk_pos_emb_head_dim": "qk_rope_head_dim"}
+    config: dict[str, Any] = {names.get(name, name): size for name, size in dims.items()}
     if experts is None:  # all layers are those before the first with experts
         return config | {
             "model_type": "deepseek_v2", "first_k_dense_replace": layers, "moe_intermediate_size": ffn,
             "n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": 0,
         }  # fmt: skip
-    if experts.dense != tuple(range(len(experts.dense))):
-        a.refuse(_FREQUENCY, "with --multi-latent-attention only the first layers may be without experts")
-    if experts.gated:
-        a.reject(_GATE, "no modelled type has it with --multi-latent-attention; allowed: leave it out")
-    if experts.shared % experts.ffn:
-        a.refuse(_SHARED, f"with --multi-latent-attention; allowed: a multiple of --moe-ffn-hidden-size {experts.ffn}")
-    if not experts.sigmoid and experts.normalised:
-        notes.append("--moe-router-pre-softmax is missing: scores are counted as with it")
+    if experts.dense != tuple(range(len(experts.dense))) or experts.gated or experts.shared % experts.ffn:
+        return None
     return config | _deepseek(experts)
 
 

@@ -7,16 +7,43 @@ core/transformer/transformer_config.py. `memcalc.families.base.architecture` has
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from memcalc.families import FAMILIES
+from memcalc.families.base.architecture import Architecture, architecture_of
 from memcalc.formats.found import Value
-from memcalc.formats.megatron_experts import experts_of, latent_type, routed_type
+from memcalc.formats.megatron_experts import (
+    Experts,
+    check_latent,
+    experts_of,
+    latent_dims,
+    latent_type,
+    own_experts,
+    routed_type,
+)
 from memcalc.formats.megatron_section import Arguments
 from memcalc.formats.megatron_vocabulary import vocabulary_of
 
 _NORM: Final = "--normalization"
 _POSITIONS: Final = "--position-embedding-type"
 _KINDS: Final = ("rope", "yarn", "none", "learned_absolute", "mrope", "relative", "alibi")
+
+
+class Dropouts(NamedTuple):
+    """The probabilities of dropout."""
+
+    hidden: float
+    of_attention: float
+    """That of attention, as it is given."""
+    keeps_mask: bool
+    """True if attention keeps the mask of its dropout."""
+    shown: tuple[str, ...]
+    """Those that cost memory, as they are given."""
+
+    @property
+    def attention(self) -> float:
+        return self.of_attention if self.keeps_mask else 0.0
 
 
 class Shape(NamedTuple):
@@ -36,18 +63,24 @@ class Shape(NamedTuple):
 
 
 def model_of(a: Arguments) -> tuple[Value | None, tuple[str, ...]]:
-    """Return the model and notes on it; None without arguments of a model. Raises InputError for a model that no type
-    has."""
+    """Return the model and notes on it; None without arguments of a model. Raises InputError for a model that GPTModel
+    is not modelled for.
+
+    It is a model of transformers if one has the same GPTModel, and a `megatron_gpt` otherwise.
+    """
     if not {"--num-layers", "--encoder-num-layers", "--hidden-size", "--num-attention-heads"} & a.content.keys():
         return None, ()
     notes: list[str] = []
     shape = _shape(a, notes)
     dropouts = _dropouts(a)
-    if _is_llama(a, notes):
-        config = _llama(a, shape, notes)
-        notes += [f"{shown}: dropout masks of this model are not counted (1 byte per element)" for shown in dropouts[1]]
-    else:
-        config = _gpt2(a, shape, *dropouts[0])
+    kind = _kind(a, shape, notes)
+    experts = experts_of(a, shape.layers, shape.ffn, notes)
+    own = _own(a, shape, kind, experts, dropouts)
+    config = _of_transformers(a, shape, kind, experts, dropouts)
+    if config is None or not (a.on("--deepspeed") or same_model(config, own)):
+        config = own
+    elif kind.is_llama:
+        notes += [f"{shown}: dropout masks of this model are not counted (1 byte per element)" for shown in dropouts.shown]
     return Value(config, f"{a.file or a.option}: --num-layers, --hidden-size, …"), tuple(notes)
 
 
@@ -86,8 +119,9 @@ def _wanted(a: Arguments, key: str, most: int = 10**7) -> int:
     return value
 
 
-def _dropouts(a: Arguments) -> tuple[tuple[float, float], list[str]]:
-    """Return the dropout of hidden states and of attention, 0.1 by default, and those above 0 as they are given."""
+def _dropouts(a: Arguments) -> Dropouts:
+    """Return the dropouts, 0.1 by default. That of attention is 0 where a fused kernel makes the mask again in
+    backward."""
     values: list[float] = []
     shown: list[str] = []
     for key in ("--hidden-dropout", "--attention-dropout"):
@@ -97,9 +131,10 @@ def _dropouts(a: Arguments) -> tuple[tuple[float, float], list[str]]:
         values.append(0.1 if value is None else float(value))
         if values[-1]:
             shown.append(f"{key} 0.1, its default" if value is None else a.shown(key))
-    if shown and shown[-1].startswith("--attention") and not _keeps_scores(a):
-        shown.pop()  # a fused kernel makes the mask again in backward
-    return (values[0], values[1]), shown
+    keeps = _keeps_scores(a)
+    if shown and shown[-1].startswith("--attention") and not keeps:
+        shown.pop()
+    return Dropouts(values[0], values[1], keeps, tuple(shown))
 
 
 def _keeps_scores(a: Arguments) -> bool:
@@ -122,56 +157,86 @@ def _positions(a: Arguments) -> str:
     return kind
 
 
-def _is_llama(a: Arguments, notes: list[str]) -> bool:
-    """Tell whether layers are like Llama's: RMSNorm, SwiGLU, rotary positions, no biases of linear layers. Otherwise
-    they are like GPT-2's: LayerNorm, GELU, learned positions, all biases. Raises InputError for a mixture."""
+class Kind(NamedTuple):
+    """What the layers are made of."""
+
+    rms_norm: bool
+    swiglu: bool
+    biased: bool
+    """True if all linear layers have biases."""
+    learned: bool
+    """True with a table of positions."""
+
+    @property
+    def is_llama(self) -> bool:
+        return (self.rms_norm, self.swiglu, self.biased, self.learned) == (True, True, False, False)
+
+    @property
+    def is_gpt2(self) -> bool:
+        return (self.rms_norm, self.swiglu, self.biased, self.learned) == (False, False, True, True)
+
+
+def _kind(a: Arguments, shape: Shape, notes: list[str]) -> Kind:
+    """Return the kind of the layers. Raises InputError for heads that do not divide."""
     norm = a.choice(_NORM, ("LayerNorm", "RMSNorm")) or "LayerNorm"
     positions = _positions(a)
-    llama = {
-        _NORM: norm == "RMSNorm",
-        "--swiglu": a.on("--swiglu"),
-        "--disable-bias-linear": a.on("--disable-bias-linear"),
-        _POSITIONS: positions != "learned_absolute",
+    if positions == "none":
+        notes.append(f"{_POSITIONS} none: counted with rotary positions, whose kernels need a little more")
+    if shape.heads % shape.groups:
+        a.refuse("--num-query-groups", f"does not divide the {shape.heads} attention heads")
+    learned = positions == "learned_absolute"
+    if learned:
+        _wanted(a, "--max-position-embeddings")
+    return Kind(norm == "RMSNorm", a.on("--swiglu"), not a.on("--disable-bias-linear"), learned)
+
+
+def _own(a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropouts: Dropouts) -> dict[str, Any]:
+    """Return the config.json of a megatron_gpt. Raises InputError for what its GPTModel is not modelled with."""
+    config: dict[str, Any] = {
+        "model_type": "megatron_gpt",
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.groups,
+        "kv_channels": shape.width,
+        "ffn_hidden_size": shape.ffn,
+        "vocab_size": shape.vocab,
+        "position_embedding_type": "learned_absolute" if kind.learned else "rope",
+        "normalization": "RMSNorm" if kind.rms_norm else "LayerNorm",
+        "swiglu": kind.swiglu,
+        "add_bias_linear": kind.biased,
+        "add_qkv_bias": a.on("--add-qkv-bias"),
+        "qk_layernorm": a.on("--qk-layernorm"),
+        "untie_embeddings_and_output_weights": not shape.tied,
+        "hidden_dropout": dropouts.hidden,
+        "attention_dropout": dropouts.attention,
     }
-    if all(llama.values()):
-        if positions == "none":
-            notes.append(f"{_POSITIONS} none: counted with rotary positions, whose kernels need a little more")
-        return True
-    if any(llama.values()):
-        _refuse_mixture(a, llama)
-    return False
+    if shape.positions is not None:
+        config["max_position_embeddings"] = shape.positions
+    if experts is not None:
+        if not kind.swiglu or kind.biased:
+            has = "biases of linear layers" if kind.swiglu else "GELU"
+            a.reject("--num-experts", f"experts with {has} are not modelled; allowed: with --swiglu --disable-bias-linear")
+        config |= own_experts(a, experts, shape.layers)
+    if a.on("--multi-latent-attention"):
+        check_latent(a, kind.rms_norm and not kind.biased and not kind.learned)
+        config |= {"multi_latent_attention": True, "num_query_groups": shape.heads, **latent_dims(a)}
+    return config
 
 
-def _refuse_mixture(a: Arguments, llama: Mapping[str, bool]) -> None:
-    """Refuse layers between Llama's and GPT-2's, and name what is not as in the kind that most of them have."""
-    is_llama = sum(llama.values()) > 1
-    names = {
-        _NORM: ("LayerNorm", "RMSNorm"),
-        "--swiglu": ("GELU", "SwiGLU"),
-        "--disable-bias-linear": ("biases of linear layers", "no biases of linear layers"),
-        _POSITIONS: ("learned positions", "rotary positions"),
-    }
-    odd = next(key for key, value in llama.items() if value != is_llama)
-    others = ", ".join(names[key][value] for key, value in llama.items() if value == is_llama)
-    why = f"no modelled type has {names[odd][not is_llama]} with {others}"
-    kinds = "RMSNorm, --swiglu, --disable-bias-linear and rope together, or none of them"
-    a.reject(odd, f"{'is missing; ' if not a.given(odd) else ''}{why}; allowed: {kinds}")
+def _of_transformers(
+    a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropouts: Dropouts
+) -> dict[str, Any] | None:
+    """Return the config.json of the type of transformers that is most like these layers; None if there is none."""
+    if kind.is_llama:
+        return _llama(a, shape, experts)
+    like_gpt2 = kind.is_gpt2 and experts is None and not a.on("--qk-layernorm") and shape.groups == shape.heads
+    if like_gpt2 and shape.width * shape.heads == shape.hidden:
+        return _gpt2(a, shape, dropouts)
+    return None
 
 
-def _gpt2(a: Arguments, shape: Shape, hidden_dropout: float, attention_dropout: float) -> dict[str, Any]:
-    """Return the config.json of a gpt2 with the same layers."""
-    like = "no modelled type with LayerNorm and GELU has it; allowed: leave it out"
-    for key in ("--qk-layernorm", "--multi-latent-attention"):
-        if a.on(key):
-            a.reject(key, like)
-    if a.whole("--num-experts"):
-        a.reject("--num-experts", like)
-    if shape.groups != shape.heads:
-        a.reject("--group-query-attention", like)
-    if shape.width * shape.heads != shape.hidden:
-        a.reject(
-            "--kv-channels", f"no modelled type with LayerNorm and GELU has heads that are not {shape.hidden} dims"
-        )
+def _gpt2(a: Arguments, shape: Shape, dropouts: Dropouts) -> dict[str, Any]:
     return {
         "model_type": "gpt2",
         "n_layer": shape.layers,
@@ -181,16 +246,14 @@ def _gpt2(a: Arguments, shape: Shape, hidden_dropout: float, attention_dropout: 
         "n_positions": _wanted(a, "--max-position-embeddings"),
         "vocab_size": shape.vocab,
         "activation_function": "gelu_new",
-        "resid_pdrop": hidden_dropout,
-        "embd_pdrop": hidden_dropout,
-        "attn_pdrop": attention_dropout,
+        "resid_pdrop": dropouts.hidden,
+        "embd_pdrop": dropouts.hidden,
+        "attn_pdrop": dropouts.attention,
         "tie_word_embeddings": shape.tied,
     }
 
 
-def _llama(a: Arguments, shape: Shape, notes: list[str]) -> dict[str, Any]:
-    """Return the config.json of a type with RMSNorm, SwiGLU and rotary positions."""
-    experts = experts_of(a, shape.layers, shape.ffn, notes)
+def _llama(a: Arguments, shape: Shape, experts: Experts | None) -> dict[str, Any] | None:
     config: dict[str, Any] = {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -204,15 +267,15 @@ def _llama(a: Arguments, shape: Shape, notes: list[str]) -> dict[str, Any]:
         config["max_position_embeddings"] = shape.positions
     if a.on("--multi-latent-attention"):
         config["num_key_value_heads"] = shape.heads  # each has keys of its own
-        return config | latent_type(a, experts, shape.layers, shape.ffn, notes)
+        of_latent = latent_type(a, experts, shape.layers, shape.ffn)
+        return None if of_latent is None else config | of_latent
     config |= {"num_key_value_heads": shape.groups, "head_dim": shape.width}
-    if shape.heads % shape.groups:
-        a.refuse("--num-query-groups", f"does not divide the {shape.heads} attention heads")
     normed, biased = a.on("--qk-layernorm"), a.on("--add-qkv-bias")
     if normed and biased:
-        a.reject("--add-qkv-bias", "no modelled type has it with --qk-layernorm; allowed: one of them")
+        return None
     if experts is not None:
-        return config | routed_type(a, experts, normed=normed, biased=biased, notes=notes)
+        of_experts = routed_type(experts, normed=normed, biased=biased)
+        return None if of_experts is None else config | of_experts
     return config | _dense_type(shape, normed=normed, biased=biased)
 
 
@@ -225,3 +288,19 @@ def _dense_type(shape: Shape, *, normed: bool, biased: bool) -> dict[str, Any]:
     if shape.width * shape.heads != shape.hidden:  # llama's hidden size is that of all heads
         return {"model_type": "mistral", "sliding_window": None}
     return {"model_type": "llama"}
+
+
+def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two configurations have the same GPTModel. What no layer uses does not count."""
+    return _used(one) == _used(other)
+
+
+def _used(config: Mapping[str, Any]) -> Architecture:
+    model_type = str(config["model_type"])
+    a = architecture_of(model_type, FAMILIES[model_type].program.Config.trusted(config))
+    experts = a.experts
+    if experts is None:
+        return a
+    if len(experts.dense) == a.layers:
+        return replace(a, experts=None)
+    return a if experts.dense else replace(a, ffn=0)

@@ -83,7 +83,7 @@ def read(file: str, content: Mapping[str, Any]) -> Found:
 def _is_of_torchtitan(content: Mapping[str, Any], unknown: Collection[str]) -> bool:
     """Tell whether a file has a key that torchtitan knows: without any it is another tool's."""
     for section, keys in content.items():
-        own = cast("Mapping[str, Any]", keys) if isinstance(keys, Mapping) else {}
+        own: Mapping[str, Any] = cast("Mapping[str, Any]", keys) if isinstance(keys, Mapping) else {}
         if section not in unknown and any(f"{section}.{key}" not in unknown for key in own):
             return True
     return False

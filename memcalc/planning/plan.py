@@ -63,8 +63,9 @@ def plan(
     line that says what is wrong.
     """
     start = monotonic()
-    model, options, _ = with_files(model, options if gpus is None else {**options, "gpus": gpus})
-    gpus = options.pop("gpus", None)
+    places = {name: value for name, value in (("gpu", gpu), ("gpus", gpus)) if value is not None}
+    model, options, _ = with_files(model, {**options, **places})
+    gpu, gpus = options.pop("gpu", None), options.pop("gpus", None)
     most, fixed = limits_of(options)
     names, counts = gpu_names(gpu), gpu_counts(gpus, int(options.get("gpus_per_node") or 8))
     goal = Goal(tokens, days, price, budget, objective)

@@ -25,6 +25,7 @@ from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_o
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
+    check_engine_of_model,
     check_fsdp2,
     check_megatron,
     check_modelled,
@@ -50,6 +51,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     if model is not None:
         check_optimizer_of_layers(options, model)
     dp = data_parallel_degree(options)
+    check_engine_of_model(options, model)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
     check_tuning(options, engine, precision, model)
@@ -180,7 +182,9 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     engine = options.engine
     parallel = max(options.tp, options.pp, options.cp, options.ep) > 1
     if engine is None:
-        if options.gpus == 1:
+        if model is not None and model.support.only_engine is not None:
+            engine = model.support.only_engine
+        elif options.gpus == 1:
             engine = "none"
         elif parallel:
             engine = "fsdp2" if options.zero > 1 else "megatron"

@@ -114,5 +114,5 @@ def test_truncated_and_damaged_files(name: str, tmp_path: Path) -> None:
 
 
 def test_an_empty_path_is_no_folder() -> None:
-    with pytest.raises(InputError, match="^--deepspeed '': expected the path"):
+    with pytest.raises(InputError, match=r"^--deepspeed '': expected the path"):
         load("--deepspeed", "")
