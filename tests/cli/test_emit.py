@@ -55,3 +55,24 @@ def test_what_cannot_be_written_is_refused(
     arguments: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_refused(here(capsys, "emit", *arguments), *words)
+
+
+FORMATS = {
+    "deepspeed": ("--zero", "1"),
+    "accelerate": ("--engine", "fsdp2"),
+    "training-args": ("--zero", "2"),
+    "torchrun": (),
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("columns", [40, 200])
+def test_every_format_is_written(
+    format: str, columns: int, small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is as wide as it is, whatever the terminal."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ran = here(capsys, "emit", format, small, "--gpus", "4", "-s", "32", *FORMATS[format])
+    assert ran.status == 0, ran.stderr
+    assert ran.stdout.endswith("\n")
+    assert all(line.startswith(f"not in {format}: --") for line in ran.stderr.splitlines())
