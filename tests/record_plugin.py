@@ -131,6 +131,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test whose package is not there is skipped, in a default run."""
     own = item.config.stash[OWN]
     before = len(own.requests)
+    own.always = item.get_closest_marker("live") is not None
     try:
         result = yield
         if own.mode is Mode.SAMPLE and not _is_property(item):

@@ -150,6 +150,16 @@ def test_a_run_for_drift_repeats_the_calls_of_changed_oracles_and_a_share_of_the
         stepped({"layers": 3})
 
 
+def test_a_test_that_watches_its_oracle_runs_it_in_a_live_run(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    for mode, times in ((Mode.LIVE, 2), (Mode.SAMPLE, 0)):
+        run = Records(mode, changed=frozenset(), folder=tmp_path)
+        run.always = True
+        with using(run):
+            assert stepped({"layers": 2}) == stepped({"layers": 2}) == STEP
+        assert run.ran_live == times
+
+
 def test_an_oracle_is_checked_once_all_its_calls_have_run_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_plugin, "FOLDER", tmp_path)
     write(tmp_path, {"one": {"a": "1", "b": "2"}, "other": {"c": "3"}}, whole=False)
