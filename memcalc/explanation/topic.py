@@ -131,7 +131,7 @@ def sections_of(
 ) -> tuple[Section, ...]:
     """Return a topic's text, and a section for each rule. Raise InputError if an option or the model is wrong, or if no rule
     applies to the given setup."""
-    model, options, _ = with_files(model, options)
+    model, options, _ = with_files(model, dict(options))
     check_options(dict(options))
     if model is not None:
         model = load_model(model)

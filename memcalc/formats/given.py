@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from memcalc.inputs.file_options import FILES, FromFiles
 
+_FILES: Final = frozenset(FILES)
 
-def with_files(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any], FromFiles | None]:
+
+def with_files(model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any], FromFiles | None]:
     """Return the model and the options with what the given files say; options that were given win. None without a file.
 
     Raises InputError for a file that cannot be read, says what its tool does not take, or contradicts another one.
     """
-    if not any(options.get(name) is not None for name in FILES):
+    if _FILES.isdisjoint(options):
+        return model, options, None
+    if all(options.get(name) is None for name in FILES):
         return model, {name: value for name, value in options.items() if name not in FILES}, None
     from memcalc.formats.merged import merged
 

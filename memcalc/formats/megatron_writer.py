@@ -1,0 +1,182 @@
+"""A setup as Megatron-LM's arguments: a command line with one option on each line.
+
+Source: validate_args of megatron/training/arguments.py, core/transformer/transformer_config.py, NVIDIA/Megatron-LM at
+d98e8a64.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from memcalc.formats.megatron_model_writer import Flags, model_flags
+from memcalc.formats.unsaid import unsaid
+from memcalc.formats.written import Written
+from memcalc.inputs.options import refuse
+from memcalc.megatron.schedules import layers_of_chunks
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.setup.setup import Setup
+
+_OTHER_FORMATS: Final = {
+    "none": "accelerate, torchtitan", "ddp": "accelerate, torchtitan", "fsdp2": "accelerate, torchtitan",
+    "deepspeed": "deepspeed, accelerate",
+}  # fmt: skip
+_CLIPS_AT: Final = 1.0
+_BACKENDS: Final = {"sdpa": "fused", "flash": "flash", "unfused": "unfused"}
+"""AttnBackend of each attention of Transformer Engine."""
+_SCHEDULES: Final = ("1f1b", "interleaved")
+_SAID: Final = frozenset({
+    "engine", "tp", "pp", "cp", "cp_comm_type", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages",
+    "first_stage_layers", "last_stage_layers", "micro_batch_size", "seq_len", "global_batch_size", "precision",
+    "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
+    "attention_mask_in_dataloader",
+})  # fmt: skip
+"""The options that the arguments say, or that follow from those."""
+_WHY: Final[Mapping[str, str]] = {
+    "gpus": "the launcher says it: torchrun --nnodes --nproc-per-node",
+    "gpus_per_node": "the launcher says it: torchrun --nproc-per-node",
+    "optimizer": "Megatron's adam decays weights as AdamW does",
+    "etp": "a model without experts has none to split",
+    "recompute_layers": "it is all layers of a stage, which --recompute-granularity full recomputes",
+    "shard_group": "--num-distributed-optimizer-instances says it together with the launcher's number of GPUs",
+}
+
+
+def write(setup: Setup, model: Model) -> Written:
+    """Return the arguments. Raises InputError for another engine, and for what Megatron-LM refuses."""
+    _check(setup)
+    of_model = model_flags(setup, model)
+    is_routed = "--num-experts" in of_model
+    flags = {
+        **of_model,
+        **_layout(setup, is_routed=is_routed),
+        **_stages(setup, model.layers),
+        **_step(setup),
+        **_optimizer(setup),
+        **_precision(setup),
+        **_recomputation(setup),
+        **_kernels(setup),
+    }
+    return Written(_text(flags), _unsaid(setup, model, is_routed=is_routed))
+
+
+def _check(setup: Setup) -> None:
+    if setup.engine != "megatron":
+        others = f"memcalc emit {_OTHER_FORMATS[setup.engine]}"
+        refuse("engine", setup.engine, f"is not what Megatron-LM's arguments describe; allowed: megatron, or {others}")
+    if setup.schedule not in _SCHEDULES:
+        why = "is no schedule of Megatron-LM's"
+        refuse("schedule", setup.schedule, f"{why}; allowed: {', '.join(_SCHEDULES)}")
+
+
+# --- GPUs
+
+
+def _layout(setup: Setup, *, is_routed: bool) -> Flags:
+    """Return the parallel degrees above one. Experts are split as all else is unless they have a degree of their own."""
+    degrees = {
+        "--tensor-model-parallel-size": setup.tp,
+        "--pipeline-model-parallel-size": setup.pp,
+        "--context-parallel-size": setup.cp,
+        "--expert-model-parallel-size": setup.ep,
+    }
+    return {
+        **{flag: degree if degree > 1 else None for flag, degree in degrees.items()},
+        "--expert-tensor-parallel-size": setup.etp if is_routed and setup.etp != setup.tp else None,
+        "--sequence-parallel": setup.sequence_parallel or None,
+        "--cp-comm-type": setup.cp_comm_type,
+    }
+
+
+def _stages(setup: Setup, layers: int) -> Flags:
+    """Return the model chunks of a rank and the layers of the ends. Layers that do not divide need the embedding, the
+    loss or both to count as layers."""
+    chunks, first, last = setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers
+    counts = layers_of_chunks(layers, setup.pp * chunks, first, last)
+    uneven = setup.pp > 1 and first is None and last is None
+    return {
+        "--num-virtual-stages-per-pipeline-rank": chunks if chunks > 1 else None,
+        "--decoder-first-pipeline-num-layers": first,
+        "--decoder-last-pipeline-num-layers": last,
+        "--account-for-embedding-in-pipeline-split": (uneven and counts[0] < max(counts)) or None,
+        "--account-for-loss-in-pipeline-split": (uneven and counts[-1] < max(counts)) or None,
+    }
+
+
+# --- the step
+
+
+def _step(setup: Setup) -> Flags:
+    return {
+        "--micro-batch-size": setup.micro_batch_size,
+        "--global-batch-size": setup.global_batch_size,
+        "--seq-length": setup.seq_len,
+        "--no-create-attention-mask-in-dataloader": setup.attention_mask_in_dataloader is False or None,
+    }
+
+
+def _optimizer(setup: Setup) -> Flags:
+    """Return how states are sharded, and the clipping, which Megatron does unless the norm is 0."""
+    return {
+        "--use-distributed-optimizer": setup.zero == 1 or None,
+        "--num-distributed-optimizer-instances": setup.replicas if setup.zero and setup.replicas > 1 else None,
+        "--clip-grad": _CLIPS_AT if setup.clip_grad_norm else 0.0,
+    }
+
+
+def _precision(setup: Setup) -> Flags:
+    """Return the dtypes. Main gradients are fp32 with --bf16, and fp16 with --fp16."""
+    half = setup.precision.split("-")[0]
+    return {
+        "--bf16": half == "bf16" or None,
+        "--grad-reduce-in-bf16": (half == "bf16" and setup.grad_dtype == "bf16") or None,
+        "--fp16": half == "fp16" or None,
+        "--accumulate-allreduce-grads-in-fp32": (half == "fp16" and setup.grad_dtype == "fp32") or None,
+    }
+
+
+def _recomputation(setup: Setup) -> Flags:
+    """Return the recomputation: of core attention, of every layer by itself, or of some layers of a chunk."""
+    if setup.recompute == "none":
+        return {}
+    keys: Flags = {"--recompute-granularity": setup.recompute}
+    if setup.recompute == "full":
+        some = setup.recompute_layers
+        keys |= {"--recompute-method": "uniform" if some is None else "block", "--recompute-num-layers": some or 1}
+    return keys
+
+
+def _kernels(setup: Setup) -> Flags:
+    is_fused = setup.cross_entropy == "fused"
+    return {
+        "--transformer-impl": "local" if setup.attention == "eager" else None,
+        "--attention-backend": _BACKENDS.get(setup.attention or ""),
+        "--cross-entropy-loss-fusion": is_fused or None,
+        "--cross-entropy-fusion-impl": "te" if is_fused else None,
+        "--no-gradient-accumulation-fusion": setup.gradient_accumulation_fusion is False or None,
+    }
+
+
+# --- what is written
+
+
+def _unsaid(setup: Setup, model: Model, *, is_routed: bool) -> dict[str, str]:
+    said = {*_SAID, "etp"} if is_routed else {*_SAID}
+    stages = setup.pp * setup.virtual_stages
+    counts = layers_of_chunks(model.layers, stages, setup.first_stage_layers, setup.last_stage_layers)
+    if setup.recompute_layers is not None and setup.recompute_layers < max(counts):
+        said.add("recompute_layers")
+    return unsaid(setup, model, said, {}, _WHY)
+
+
+def _text(flags: Flags) -> str:
+    """Return the options with their values, quoted as a shell needs it."""
+    lines = [
+        flag if value is True else f"{flag} {shlex.quote(str(value))}"
+        for flag, value in flags.items()
+        if value is not None
+    ]
+    return "".join(f"{line}\n" for line in lines)
