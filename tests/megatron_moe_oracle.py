@@ -17,7 +17,7 @@ import numpy
 import torch
 import torch.distributed as dist
 from megatron_oracle import Calls, Mode, NoRandomStates
-from megatron_stand_ins import GroupedProduct, Permuted, SortedChunks, TopK, Unpermuted, WeightedSwiGLU
+from megatron_stand_ins import GeLU, GroupedProduct, Permuted, SortedChunks, TopK, Unpermuted, WeightedSwiGLU
 from records import on_record
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -131,13 +131,13 @@ def moe_layer(a: Architecture, *, tp: int, ep: int, etp: int, batch: int, seq: i
         config = TransformerConfig(
             num_layers=1, hidden_size=a.hidden, num_attention_heads=a.heads, ffn_hidden_size=a.ffn,
             tensor_model_parallel_size=tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp,
-            sequence_parallel=tp > 1, params_dtype=torch.bfloat16, bf16=True, gated_linear_unit=True,
-            activation_func=torch.nn.functional.silu, add_bias_linear=False, num_moe_experts=e.count,
+            sequence_parallel=tp > 1, params_dtype=torch.bfloat16, bf16=True, gated_linear_unit=a.gated,
+            activation_func=torch.nn.functional.silu if a.gated else GeLU.apply, add_bias_linear=False, num_moe_experts=e.count,
             moe_router_topk=e.per_token, moe_ffn_hidden_size=e.ffn, moe_grouped_gemm=True,
             moe_token_dispatcher_type="alltoall", moe_router_pre_softmax=not e.normalised,
             moe_shared_expert_intermediate_size=e.shared_ffn or None, moe_shared_expert_gate=e.shared_gate,
             moe_router_load_balancing_type="none", use_cpu_initialization=True, perform_initialization=False,
-            gradient_accumulation_fusion=False, moe_router_dtype=None, bias_activation_fusion=True,
+            gradient_accumulation_fusion=False, moe_router_dtype=None, bias_activation_fusion=a.gated,
         )  # fmt: skip
         shared = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
         submodules = MoESubmodules(

@@ -34,16 +34,11 @@ class Dropouts(NamedTuple):
     """The probabilities of dropout."""
 
     hidden: float
-    of_attention: float
-    """That of attention, as it is given."""
+    attention: float
     keeps_mask: bool
-    """True if attention keeps the mask of its dropout."""
+    """True if attention keeps the mask of its dropout. A fused kernel makes it again in backward."""
     shown: tuple[str, ...]
     """Those that cost memory, as they are given."""
-
-    @property
-    def attention(self) -> float:
-        return self.of_attention if self.keeps_mask else 0.0
 
 
 class Shape(NamedTuple):
@@ -77,10 +72,12 @@ def model_of(a: Arguments) -> tuple[Value | None, tuple[str, ...]]:
     experts = experts_of(a, shape.layers, shape.ffn, notes)
     own = _own(a, shape, kind, experts, dropouts)
     config = _of_transformers(a, shape, kind, experts, dropouts)
-    if config is None or not (a.on("--deepspeed") or same_model(config, own)):
+    if config is None or not (a.on("--deepspeed") or same_model(config, own, dropouts)):
         config = own
     elif kind.is_llama:
-        notes += [f"{shown}: dropout masks of this model are not counted (1 byte per element)" for shown in dropouts.shown]
+        notes += [
+            f"{shown}: dropout masks of this model are not counted (1 byte per element)" for shown in dropouts.shown
+        ]
     return Value(config, f"{a.file or a.option}: --num-layers, --hidden-size, …"), tuple(notes)
 
 
@@ -120,8 +117,7 @@ def _wanted(a: Arguments, key: str, most: int = 10**7) -> int:
 
 
 def _dropouts(a: Arguments) -> Dropouts:
-    """Return the dropouts, 0.1 by default. That of attention is 0 where a fused kernel makes the mask again in
-    backward."""
+    """Return the dropouts, 0.1 by default."""
     values: list[float] = []
     shown: list[str] = []
     for key in ("--hidden-dropout", "--attention-dropout"):
@@ -158,7 +154,7 @@ def _positions(a: Arguments) -> str:
 
 
 class Kind(NamedTuple):
-    """What the layers are made of."""
+    """The parts that layers are made of."""
 
     rms_norm: bool
     swiglu: bool
@@ -214,9 +210,8 @@ def _own(a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropou
     if shape.positions is not None:
         config["max_position_embeddings"] = shape.positions
     if experts is not None:
-        if not kind.swiglu or kind.biased:
-            has = "biases of linear layers" if kind.swiglu else "GELU"
-            a.reject("--num-experts", f"experts with {has} are not modelled; allowed: with --swiglu --disable-bias-linear")
+        if kind.biased:
+            a.reject("--num-experts", "experts with biases are not modelled; allowed: with --disable-bias-linear")
         config |= own_experts(a, experts, shape.layers)
     if a.on("--multi-latent-attention"):
         check_latent(a, kind.rms_norm and not kind.biased and not kind.learned)
@@ -290,17 +285,26 @@ def _dense_type(shape: Shape, *, normed: bool, biased: bool) -> dict[str, Any]:
     return {"model_type": "llama"}
 
 
-def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two configurations have the same GPTModel. What no layer uses does not count."""
-    return _used(one) == _used(other)
+def same_model(one: Mapping[str, Any], other: Mapping[str, Any], dropouts: Dropouts) -> bool:
+    """Tell whether two configurations have the same GPTModel. What no layer uses does not count. A type of transformers
+    may refuse the sizes."""
+    try:
+        return _used(one, dropouts) == _used(other, dropouts)
+    except ValueError:
+        return False
 
 
-def _used(config: Mapping[str, Any]) -> Architecture:
+def _used(config: Mapping[str, Any], dropouts: Dropouts) -> Architecture:
+    """Return the architecture of a configuration, without the fields that no layer uses."""
     model_type = str(config["model_type"])
     a = architecture_of(model_type, FAMILIES[model_type].program.Config.trusted(config))
+    if not dropouts.keeps_mask:
+        a = replace(a, attention_dropout=0.0)
+    if a.latent is not None:
+        a = replace(a, head_dim=0)
     experts = a.experts
-    if experts is None:
-        return a
-    if len(experts.dense) == a.layers:
+    if experts is None or len(experts.dense) == a.layers:
         return replace(a, experts=None)
-    return a if experts.dense else replace(a, ffn=0)
+    if experts.sigmoid:
+        experts = replace(experts, normalised=False)  # is about a softmax
+    return replace(a, experts=experts, ffn=a.ffn if experts.dense else 0)

@@ -60,17 +60,14 @@ def _chunks(a: Arguments, pp: int) -> tuple[int, str]:
 
 
 def _accounted(a: Arguments, pp: int) -> dict[str, Value]:
-    """Return the layers of the end whose embedding or loss counts as a layer, if only one of them does: layers that do
-    not divide have the loss counted first."""
-    layers, embedding, loss = a.whole("--num-layers", 1), a.on(_WITH_EMBEDDING), a.on(_WITH_LOSS)
-    if layers is None or embedding == loss or (layers + 1) % pp:
+    """Return the layers of the first stage if the embedding alone counts as a layer. Layers that do not divide have the
+    loss, or both, counted without an option that says it."""
+    layers = a.whole("--num-layers", 1)
+    embedding, loss = a.on(_WITH_EMBEDDING), a.on(_WITH_LOSS)
+    if layers is None or not embedding or loss or (layers + 1) % pp:
         return {}
     fewer = (layers + 1) // pp - 1
-    if not fewer:
-        return {}
-    if embedding:
-        return {"first_stage_layers": a.value(_WITH_EMBEDDING, fewer)}
-    return {"last_stage_layers": a.value(_WITH_LOSS, fewer)}
+    return {"first_stage_layers": a.value(_WITH_EMBEDDING, fewer)} if fewer else {}
 
 
 def layers_of(a: Arguments) -> int | None:

@@ -23,6 +23,7 @@ from memcalc.families.base.program import Program
 from memcalc.kernels import megatron as kernels
 from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
 from memcalc.megatron.context_parallel import ATTENTION
+from memcalc.megatron.joined import apart, copied, local_attention
 from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.layers import (
     TensorParallel,
@@ -67,7 +68,7 @@ class GPTModel(Program):
         if a.experts is not None:
             ranks = layout.expert_parallel, layout.expert_tensor_parallel
             fused = layout.fuses_accumulation
-            self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance, fused)
+            self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance, fused, a.gated)
             self.shared_ffn = part("shared_ffn", a.experts.shared_ffn, tp)
 
     @property
@@ -210,7 +211,7 @@ class GPTModel(Program):
                 position_embeddings = (m / "position_embeddings").embedding(ids)
                 embeddings = word_embeddings + position_embeddings
             if not scatters:
-                embeddings = _copy(embeddings, "sequence first")
+                embeddings = copied(embeddings, "sequence first")
             if tp.sequence_parallel and learned:
                 embeddings = scattered(tp, embeddings, m.path)
             return dropout(embeddings, self.a.hidden_dropout)
@@ -286,14 +287,19 @@ class GPTModel(Program):
         query = view(query, batch, seq, heads, self.head_dim)
         if self.shares_kv_heads:
             query = slice_of(query, self.heads, 2)
-        query = transpose(query, 1, 2)
-        key = transpose(view(key, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        elif self.group_heads.size > 1 and self.kv_heads.size > 1 and angles is None:
+            query = copied(
+                query, "query"
+            )  # their heads are not one dim of the joined projection; rotated() gives it up
+        key = view(key, batch, seq, self.kv_heads, self.head_dim)
         value = transpose(view(value, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         if self.a.qk_norm:
             query, key = self.norm(m / "q_layernorm", query), self.norm(m / "k_layernorm", key)
+        query, key = transpose(query, 1, 2), transpose(key, 1, 2)
         if angles is not None:
             query, key = kernels.rotated(query, angles), kernels.rotated(key, angles)
-            value = _copy(value, "value")  # a copy out of the joined projection
+        if m.run.attention != "eager":
+            query, key, value = apart(query, key, value, joined=mixed_qkv)
         del mixed_qkv
         core_attn_out = self.core_attention(m, query, key, value, mask)
         core_attn_out = view(core_attn_out, batch, seq, self.q)
@@ -314,9 +320,8 @@ class GPTModel(Program):
                 )
             if m.run.attention == "eager":
                 if self.layout.selective:
-                    attention = _unmasked(kernels.dot_product_attention)
-                    return checkpoint(memory, attention, mask, q, k, v, p, early_stop=False)
-                return kernels.dot_product_attention(q, k, v, p)
+                    return checkpoint(memory, _unmasked(local_attention), mask, q, k, v, p, early_stop=False)
+                return local_attention(q, k, v, p)
             kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
             if self.layout.cp_comm_type is not None:
                 kernel = partial(ATTENTION[self.layout.cp_comm_type], ranks=self.layout.context_parallel)
@@ -372,17 +377,6 @@ def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @no_kernel
 def _sent_back(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return []
-
-
-def _copy(x: Tensor, name: str) -> Tensor:
-    out = new_tensor(x.memory, x.shape, x.dtype, name)
-    if recording(x):
-        out.node = Node(x.memory, _copy_backward, (x,))
-    return out
-
-
-def _copy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    return [grads[0]]
 
 
 def _activation_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

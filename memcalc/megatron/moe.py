@@ -14,9 +14,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from memcalc.core.autograd import Node
-from memcalc.core.dims import Dim, merge
+from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import boolean, fp32, int32, int64
-from memcalc.core.ops.elementwise import cast, like, recording, scale, sigmoid, softmax, sum_last
+from memcalc.core.ops.elementwise import activation, cast, like, recording, scale, sigmoid, softmax, sum_last
 from memcalc.core.ops.matmul import linear
 from memcalc.core.ops.routing import div, gather, masked_fill, topk
 from memcalc.core.ops.shape import view
@@ -44,6 +44,8 @@ class MoELayer:
     imbalance: float
     fuses_accumulation: bool = True
     """True if the grouped products add gradients of weights to the main gradients."""
+    gated: bool = True
+    """True if experts have SwiGLU, whose kernel also weights their outputs; False for GELU, without a kernel for both."""
 
     @cached_property
     def count(self) -> Dim:
@@ -62,7 +64,7 @@ class MoELayer:
 
     @cached_property
     def fc1(self) -> Dim:
-        return Dim(f"2·{self.ffn.name}", 2 * self.ffn.size)
+        return Dim(f"2·{self.ffn.name}", 2 * self.ffn.size) if self.gated else self.ffn
 
     def weights(self, path: str) -> Iterator[Weight]:
         """Yield the weights. TEGroupedMLP has a weight for every expert; here they are one weight of equal bytes."""
@@ -200,7 +202,10 @@ class MoELayer:
     def grouped_mlp(self, m: Module, x: Tensor, probs: Tensor) -> Tensor:
         fused = self.fuses_accumulation
         fc1_output = _grouped_linear(x, (m / "linear_fc1").weight(), fused)
-        bias_act_output = _weighted_swiglu(fc1_output, probs, self.ffn)
+        if self.gated:
+            bias_act_output = _weighted_swiglu(fc1_output, probs, self.ffn)
+        else:
+            bias_act_output = activation(fc1_output, "gelu") * view(probs, probs.shape[0], ONE_DIM)
         return _grouped_linear(bias_act_output, (m / "linear_fc2").weight(), fused)
 
 

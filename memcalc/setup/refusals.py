@@ -25,18 +25,6 @@ _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {"megatron": (), "fsdp2": ("e
 """The degrees that an engine leaves at one."""
 
 
-def check_engine_of_model(options: Options, model: Model | None) -> None:
-    """Raise InputError for another engine, or a task of another tool, with a model that is an engine's own."""
-    only = None if model is None else model.support.only_engine
-    if model is None or only is None:
-        return
-    why = f"a {model.model_type} is Megatron-LM's GPTModel; allowed: "
-    if options.engine not in (None, only):
-        refuse("engine", options.engine, f"{why}{only}")
-    if options.task != "pretrain":
-        refuse("task", options.task, f"{why}pretrain")
-
-
 def check_modelled(options: Options, engine: str, model: Model | None) -> None:
     """Raise InputError for degrees that must be one, missing other options, and features that the program lacks."""
     for name in _NOT_SPLIT.get(engine, ("tp", "pp", "virtual_stages", "cp", "ep", "etp")):

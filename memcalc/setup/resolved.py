@@ -8,6 +8,7 @@ from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
+from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.methods import (
     attention_of,
     cp_comm_type_of,
@@ -25,7 +26,6 @@ from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_o
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
-    check_engine_of_model,
     check_fsdp2,
     check_megatron,
     check_modelled,

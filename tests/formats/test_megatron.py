@@ -11,6 +11,7 @@ from memcalc import InputError, estimate, load_model
 from memcalc.formats.megatron import arguments_of, read
 from memcalc.formats.megatron_flags import KNOWN
 from memcalc.inputs.options import check_options
+from memcalc.megatron.schedules import layers_of_chunks
 
 MODEL = (
     "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --max-position-embeddings 256 --seq-length 128 --bf16 "
@@ -126,7 +127,8 @@ def test_the_embedding_and_the_loss_that_count_as_layers() -> None:
     text = f"{MODEL.replace('--num-layers 8', '--num-layers 7')} --pipeline-model-parallel-size 4"
     embedding, loss = "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"
     assert options_of(f"{text} {embedding}")["first_stage_layers"] == 1
-    assert options_of(f"{text} {loss}")["last_stage_layers"] == 1
+    assert not {"first_stage_layers", "last_stage_layers"} & options_of(f"{text} {loss}").keys()
+    assert layers_of_chunks(7, 4) == [2, 2, 2, 1]  # by itself
     both = options_of(
         f"{MODEL.replace('--num-layers 8', '--num-layers 6')} --pipeline-model-parallel-size 4 {embedding} {loss}"
     )
@@ -211,7 +213,7 @@ def test_the_file_of_deepspeed() -> None:
         (f"{EXPERTS.replace('alltoall', 'flex')}", "--moe-token-dispatcher-type flex: "),
         (f"{EXPERTS} --moe-router-dtype fp32 --moe-aux-loss-coeff 1e-2", "--moe-router-dtype fp32, --moe-aux-loss-coeff 1e-2: "),
         (f"{EXPERTS} --moe-expert-capacity-factor 1.0", "--moe-expert-capacity-factor 1.0: "),
-        (f"{EXPERTS} --moe-router-score-function sigmoid", "--moe-router-score-function sigmoid: "),
+        (f"{EXPERTS} --moe-router-score-function sqrtsoftplus", "--moe-router-score-function sqrtsoftplus: "),
         ("--my-flag 3 --other", "--my-flag, --other: not in Megatron-LM's parser"),
         ("--swiglu $MORE", "$MORE: not constant in the file"),
         ("--swiglu more", "more: belongs to no option"),

@@ -18,6 +18,8 @@ LATENT = (
     "--multi-latent-attention --qk-layernorm --kv-lora-rank 32 --qk-head-dim 16 --v-head-dim 16 --qk-pos-emb-head-dim 8"
 )
 EXPERTS = "--num-experts 4 --moe-ffn-hidden-size 64 --moe-grouped-gemm --moe-permute-fusion --moe-token-dispatcher-type alltoall"
+SCALED = "--moe-router-topk-scaling-factor 2.5"
+GROUPS = "--moe-router-num-groups 2 --moe-router-group-topk 1"
 NO_DROPOUT = "--hidden-dropout 0 --attention-dropout 0"
 
 
@@ -123,14 +125,32 @@ def real_parameters(text: str) -> int:
         ("qwen2_moe", f"{LLAMA} {EXPERTS} --add-qkv-bias --moe-router-pre-softmax --moe-layer-freq ([0]*1+[1]*3) "
          "--moe-shared-expert-intermediate-size 96 --moe-shared-expert-gate"),
         ("qwen3_moe", f"{LLAMA} {EXPERTS} --qk-layernorm --moe-layer-freq 2"),
-        ("deepseek_v2", f"{LLAMA} {LATENT} {EXPERTS} --q-lora-rank 48 --moe-layer-freq ([0]*2+[1]*2)"),
+        ("deepseek_v2", f"{LLAMA} {LATENT} {EXPERTS} {SCALED} --moe-router-pre-softmax --q-lora-rank 48 "
+         "--moe-layer-freq ([0]*2+[1]*2)"),
         ("deepseek_v2", f"{LLAMA} {LATENT} --q-lora-rank 48"),
-        ("deepseek_v3", f"{LLAMA} {LATENT} {EXPERTS} --q-lora-rank 48 --moe-router-score-function sigmoid "
-         "--moe-shared-expert-intermediate-size 128"),
+        ("deepseek_v3", f"{LLAMA} {LATENT} {EXPERTS} {SCALED} {GROUPS} --q-lora-rank 48 "
+         "--moe-router-score-function sigmoid --moe-shared-expert-intermediate-size 128"),
+        ("megatron_gpt", "--swiglu"),
+        ("megatron_gpt", "--normalization RMSNorm --ffn-hidden-size 320 --untie-embeddings-and-output-weights"),
+        ("megatron_gpt", "--disable-bias-linear --position-embedding-type rope"),
+        ("megatron_gpt", "--disable-bias-linear --add-qkv-bias --qk-layernorm"),
+        ("megatron_gpt", "--qk-layernorm --group-query-attention --num-query-groups 2 --kv-channels 32"),
+        ("megatron_gpt", f"{LLAMA.replace('--disable-bias-linear ', '')} --padded-vocab-size 1024"),
+        ("megatron_gpt", f"{LLAMA.replace('RMSNorm', 'LayerNorm')} --qk-layernorm"),
+        ("megatron_gpt", f"{LLAMA.replace('rope', 'learned_absolute')} --group-query-attention --num-query-groups 4"),
+        ("megatron_gpt", f"{LLAMA} --qk-layernorm --add-qkv-bias"),
+        ("megatron_gpt", f"{LLAMA} {EXPERTS}  --moe-router-score-function sigmoid --moe-layer-freq 2"),
+        ("megatron_gpt", f"{LLAMA} {EXPERTS} --qk-layernorm --moe-shared-expert-intermediate-size 64"),
+        ("megatron_gpt", f"{LLAMA} {EXPERTS} --moe-layer-freq ([0]*1+[1]*3)"),
+        ("megatron_gpt", f"{LLAMA} {EXPERTS} --qk-layernorm --moe-shared-expert-intermediate-size 96 "
+         "--moe-shared-expert-gate"),
+        ("megatron_gpt", f"--disable-bias-linear {EXPERTS} --moe-shared-expert-intermediate-size 96"),
+        ("megatron_gpt", f"{LLAMA} {LATENT} {EXPERTS} --q-lora-rank 48 --moe-layer-freq ([1]*2+[0]*2) "
+         "--moe-shared-expert-intermediate-size 65"),
     ],
 )  # fmt: skip
 def test_parameters_equal_those_of_gpt_model(model_type: str, more: str) -> None:
-    text = f"{SIZES} --bf16 {more}"
+    text = f"{SIZES} --bf16 {NO_DROPOUT} {more}"
     assert model_of(text)["model_type"] == model_type
     assert parameters(text) == real_parameters(text)
 
@@ -138,20 +158,23 @@ def test_parameters_equal_those_of_gpt_model(model_type: str, more: str) -> None
 def random_arguments(choice: random.Random) -> str:
     heads, width = choice.choice((4, 8)), choice.choice((16, 32))
     text = f"--num-layers {choice.randint(2, 5)} --hidden-size {heads * width} --num-attention-heads {heads}"
-    text += " --max-position-embeddings 128 --bf16 " + choice.choice(("", "--untie-embeddings-and-output-weights"))
-    text += choice.choice(("", " --ffn-hidden-size 192", " --padded-vocab-size 2048"))
-    if choice.random() < 0.2:
-        return text
-    text += f" {LLAMA} " + choice.choice(("", "--kv-channels 64", "--group-query-attention --num-query-groups 2"))
-    text += choice.choice((" --qk-layernorm", " --add-qkv-bias", ""))
+    text += " --max-position-embeddings 128 --bf16"
+    for one in (
+        "--untie-embeddings-and-output-weights", "--ffn-hidden-size 192", "--padded-vocab-size 2048", "--swiglu",
+        "--normalization RMSNorm", "--position-embedding-type rope", "--kv-channels 64", "--qk-layernorm", "--add-qkv-bias",
+        "--group-query-attention --num-query-groups 2", NO_DROPOUT,
+    ):  # fmt: skip
+        text += choice.choice(("", f" {one}"))
     if choice.random() < 0.5:
+        return text
+    text += " --disable-bias-linear"
+    if choice.random() < 0.6:
         text += f" {EXPERTS} --moe-layer-freq {choice.choice((1, 2, 3))}"
-        if "--qk-layernorm" not in text:
-            text += " --moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate"
+        text += choice.choice(("", " --moe-shared-expert-intermediate-size 64"))
     return text
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_parameters_of_random_arguments(seed: int) -> None:
     text = random_arguments(random.Random(seed))
     assert parameters(text) == real_parameters(text)
@@ -166,17 +189,25 @@ def test_the_fields_of_each_type() -> None:
         "vocab_size": 50304, "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1,
         "attn_pdrop": 0.1, "tie_word_embeddings": True,
     }  # fmt: skip
-    assert model_of(f"{SIZES} {LLAMA} --ffn-hidden-size 320") == {
+    assert model_of(f"{SIZES} {LLAMA} {NO_DROPOUT} --ffn-hidden-size 320") == {
         "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 8,
         "num_key_value_heads": 8, "head_dim": 16, "intermediate_size": 320, "vocab_size": 50304,
         "max_position_embeddings": 256, "tie_word_embeddings": True, "hidden_act": "silu",
     }  # fmt: skip
-    mixtral = model_of(f"{SIZES} {LLAMA} {EXPERTS} --moe-router-topk 1")
+    mixtral = model_of(f"{SIZES} {LLAMA} {NO_DROPOUT} {EXPERTS} --moe-router-topk 1")
     assert (mixtral["num_local_experts"], mixtral["num_experts_per_tok"], mixtral["intermediate_size"]) == (4, 1, 64)
-    latent = model_of(f"{SIZES} {LLAMA} {LATENT} {EXPERTS} --moe-router-score-function sigmoid --moe-router-num-groups 2"
-                      " --moe-router-group-topk 1 --moe-layer-freq ([0]*1+[1]*3)")  # fmt: skip
+    latent = model_of(f"{SIZES} {LLAMA} {NO_DROPOUT} {LATENT} {EXPERTS} --moe-router-score-function sigmoid {GROUPS} {SCALED}"
+                      " --moe-layer-freq ([0]*1+[1]*3)")  # fmt: skip
     assert (latent["n_group"], latent["topk_group"], latent["first_k_dense_replace"]) == (2, 1, 1)
     assert latent["q_lora_rank"] is None
+    own = model_of(f"{SIZES} --swiglu --qk-layernorm")
+    assert own == {
+        "model_type": "megatron_gpt", "num_layers": 4, "hidden_size": 128, "num_attention_heads": 8, "num_query_groups": 8,
+        "kv_channels": 16, "ffn_hidden_size": 320, "vocab_size": 50304, "max_position_embeddings": 256,
+        "position_embedding_type": "learned_absolute", "normalization": "LayerNorm", "swiglu": True,
+        "add_bias_linear": True, "add_qkv_bias": False, "qk_layernorm": True, "untie_embeddings_and_output_weights": False,
+        "hidden_dropout": 0.1, "attention_dropout": 0.1,
+    }  # fmt: skip
 
 
 def test_names_of_parsed_arguments_are_read_too() -> None:
@@ -184,10 +215,11 @@ def test_names_of_parsed_arguments_are_read_too() -> None:
         "num_layers": 4, "hidden_size": 128, "num_attention_heads": 8, "max_position_embeddings": 256, "swiglu": True,
         "normalization": "RMSNorm", "add_bias_linear": False, "position_embedding_type": "rope", "num_experts": None,
         "group_query_attention": False, "num_query_groups": 1, "untie_embeddings_and_output_weights": False,
+        "hidden_dropout": 0.0, "attention_dropout": 0.0,
     }  # fmt: skip
     found = read("", parsed).model
     assert found is not None
-    assert found.value == {**model_of(f"{SIZES} {LLAMA}"), "intermediate_size": 320}
+    assert found.value == {**model_of(f"{SIZES} {LLAMA} {NO_DROPOUT}"), "intermediate_size": 320}
 
 
 def test_no_arguments_of_a_model() -> None:
@@ -261,37 +293,22 @@ def test_a_vocabulary_that_is_not_known_is_refused(more: str, named: str) -> Non
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ("--swiglu", "--swiglu"),
-        ("--normalization RMSNorm", "--normalization RMSNorm"),
-        ("--disable-bias-linear", "--disable-bias-linear"),
-        ("--position-embedding-type rope", "--position-embedding-type rope"),
-        (LLAMA.replace("--swiglu ", ""), "--swiglu: is missing"),
-        (LLAMA.replace("--normalization RMSNorm ", ""), "--normalization: is missing"),
-        (LLAMA.replace("--disable-bias-linear ", ""), "--disable-bias-linear: is missing"),
-        (LLAMA.replace("rope", "learned_absolute"), "--position-embedding-type learned_absolute"),
         (LLAMA.replace("rope", "mrope"), "--position-embedding-type 'mrope'"),
         (LLAMA.replace("rope", "alibi"), "--position-embedding-type 'alibi'"),
         ("--squared-relu", "--squared-relu"),
         ("--quick-geglu", "--quick-geglu"),
-        ("--qk-layernorm", "--qk-layernorm"),
         ("--num-experts 4", "--num-experts 4"),
-        ("--group-query-attention --num-query-groups 2", "--group-query-attention"),
-        ("--kv-channels 32", "--kv-channels 32"),
         (f"{LLAMA} --mtp-num-layers 1", "--mtp-num-layers 1"),
         (f"{LLAMA} --hybrid-layer-pattern M-M*", "--hybrid-layer-pattern M-M*"),
         (f"{LLAMA} --attention-output-gate", "--attention-output-gate"),
         (f"{LLAMA} --softmax-type learnable", "--softmax-type learnable"),
         (f"{LLAMA} --spec a.b c", "--spec a.b c"),
-        (f"{LLAMA} --qk-layernorm --add-qkv-bias", "--add-qkv-bias"),
-        (f"{LLAMA} {EXPERTS} --moe-shared-expert-intermediate-size 64", "--moe-shared-expert-intermediate-size 64"),
-        (f"{LLAMA} {EXPERTS} --qk-layernorm --moe-shared-expert-gate --moe-shared-expert-intermediate-size 64",
-         "--qk-layernorm"),
         (f"{LLAMA} {EXPERTS} --moe-layer-freq ([0]*1+[1]*4)", "--moe-layer-freq"),
         (f"{LLAMA} {EXPERTS} --moe-layer-freq __import__('os')[0]", "--moe-layer-freq"),
         (f"{LLAMA} {EXPERTS} --moe-router-topk 5", "--moe-router-topk 5"),
         (f"{LLAMA} {LATENT.replace('--qk-layernorm ', '')}", "--qk-layernorm: is missing"),
-        (f"{LLAMA} {LATENT} {EXPERTS} --moe-layer-freq ([1]*2+[0]*2)", "--moe-layer-freq"),
-        (f"{LLAMA} {LATENT} {EXPERTS} --moe-shared-expert-intermediate-size 65", "--moe-shared-expert-intermediate-size"),
+        (f"{LATENT} --disable-bias-linear", "--multi-latent-attention"),
+        (f"{LLAMA} {LATENT} --add-qkv-bias", "--add-qkv-bias"),
         (f"{LLAMA} --num-query-groups 3 --group-query-attention", "--num-query-groups"),
         ("--decoder-num-layers 4", "--decoder-num-layers 4"),
         ("--hidden-dropout 1", "--hidden-dropout '1'"),
@@ -333,11 +350,30 @@ def test_a_script_of_another_model_is_refused() -> None:
 # --- dropout
 
 
-def test_dropout_is_the_models_or_noted() -> None:
+def test_dropout_is_the_models() -> None:
     gpt2 = model_of(f"{SIZES} --hidden-dropout 0.2 --attention-dropout 0")
     assert (gpt2["resid_pdrop"], gpt2["embd_pdrop"], gpt2["attn_pdrop"]) == (0.2, 0.2, 0)
-    assert "dropout" not in notes_of(SIZES)
-    assert "--hidden-dropout 0.1, its default: dropout masks" in notes_of(f"{SIZES} {LLAMA} --bf16")
-    assert "--attention-dropout" not in notes_of(f"{SIZES} {LLAMA} --bf16")
-    assert "--attention-dropout 0.1, its default" in notes_of(f"{SIZES} {LLAMA} --bf16 --attention-backend unfused")
-    assert "dropout" not in notes_of(f"{SIZES} {LLAMA} {NO_DROPOUT}")
+    own = model_of(f"{SIZES} {LLAMA} --bf16")
+    assert (own["model_type"], own["hidden_dropout"], own["attention_dropout"]) == ("megatron_gpt", 0.1, 0.1)
+    of_attention = f"{SIZES} {LLAMA} --bf16 --hidden-dropout 0"
+    assert model_of(of_attention)["model_type"] == "llama"  # a fused kernel keeps no mask
+    assert model_of(f"{of_attention} --attention-backend unfused")["model_type"] == "megatron_gpt"
+    assert "dropout" not in notes_of(f"{SIZES} {LLAMA} --bf16")
+
+
+def test_dropout_is_noted_with_deepspeed() -> None:
+    """Megatron-DeepSpeed's GPTModel is modelled for types of transformers."""
+    text = f"{SIZES} {LLAMA} --bf16 --deepspeed --no-pipeline-parallel"
+    assert model_of(text)["model_type"] == "llama"
+    assert "--hidden-dropout 0.1, its default: dropout masks" in notes_of(text)
+    assert "--attention-dropout" not in notes_of(text)
+
+
+def test_other_engines_refuse_what_transformers_does_not_have() -> None:
+    model = load_model(model_of(f"{SIZES} --swiglu"))
+    assert estimate(model, seq_len=128).setup.engine == "megatron"
+    for options in ({"engine": "none"}, {"engine": "fsdp2", "gpus": 2, "zero": 3}, {"engine": "ddp", "gpus": 2}):
+        with pytest.raises(InputError, match=rf"--engine {options['engine']}: .*GPTModel; allowed: megatron"):
+            estimate(model, seq_len=128, **options)
+    with pytest.raises(InputError, match=r"--task sft: .*allowed: pretrain"):
+        estimate(model, seq_len=128, task="sft")

@@ -17,11 +17,13 @@ MIXTRAL = Architecture(
 SHARED = replace(
     MIXTRAL, experts=Experts(count=4, per_token=3, ffn=48, shared_ffn=32, shared_gate=True, normalised=False)
 )
+GELU = replace(MIXTRAL, gated=False, rms_norm=False)
+GELU_SHARED = replace(GELU, experts=Experts(count=4, per_token=3, ffn=48, shared_ffn=32))
 BATCH, SEQ = 2, 32
 
 
 @pytest.mark.parametrize(("tp", "ep", "etp"), [(1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 2, 1), (2, 2, 2), (2, 1, 2)])
-@pytest.mark.parametrize("a", [MIXTRAL, SHARED], ids=["mixtral", "shared"])
+@pytest.mark.parametrize("a", [MIXTRAL, SHARED, GELU, GELU_SHARED], ids=["mixtral", "shared", "gelu", "gelu-shared"])
 def test_a_layer_is_megatrons(a: Architecture, tp: int, ep: int, etp: int) -> None:
     experts = a.experts
     assert experts is not None
