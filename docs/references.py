@@ -85,8 +85,10 @@ PROJECTS = (
             ("memcalc/engines/deepspeed", "memcalc/layout/auto_ep"), "deepspeed"),
     Project("Megatron-DeepSpeed", "github.com/deepspeedai/Megatron-DeepSpeed", r"(megatron/model/|pretrain_gpt)"),
     Project("Megatron-LM and Megatron-Core", "github.com/NVIDIA/Megatron-LM",
-            r"(megatron/|core/|tests/functional_tests|tensor_parallel/(map|cross|layers)|mappings|moe_utils|finalize|gpt_model|fused_bias|gpt_builders)",
-            ("memcalc/megatron", "memcalc/engines/megatron", "memcalc/formats/megatron", "memcalc/setup", "memcalc/kernels/megatron"), "megatron-core"),
+            r"(megatron/|core/|tests/functional_tests|tensor_parallel/(map|cross|layers)|mappings|moe_utils|finalize|gpt_model|"
+            r"fused_bias|gpt_builders)",
+            ("memcalc/megatron", "memcalc/engines/megatron", "memcalc/formats/megatron", "memcalc/setup",
+             "memcalc/kernels/megatron"), "megatron-core"),
     Project("torchtitan", "github.com/pytorch/torchtitan",
             r"(torchtitan/|benchmarks/llama3|train_configs|train\.py|distributed/(pipeline|activation))",
             ("memcalc/formats/torchtitan",), version="0.2.2"),

@@ -18,5 +18,7 @@ def check_engine_of_model(options: Options, model: Model | None) -> None:
     why = f"a {model.model_type} is Megatron-LM's GPTModel; allowed: "
     if options.engine not in (None, only):
         refuse("engine", options.engine, f"{why}{only}")
+    if options.lora_rank:
+        refuse("lora_rank", options.lora_rank, f"{why}0")
     if options.task != "pretrain":
         refuse("task", options.task, f"{why}pretrain")

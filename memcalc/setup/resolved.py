@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 def resolve(options: Options, model: Model | None) -> Setup:
     """Return the setup that `options` mean for `model`; None stands for a bare number of parameters."""
     options = with_adapters_of_trl(with_kernels_of_liger(options))
+    check_engine_of_model(options, model)
     model = None if model is None else tasked(model, options)
     if model is not None:
         check_optimizer_of_layers(options, model)
     dp = data_parallel_degree(options)
-    check_engine_of_model(options, model)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
     check_tuning(options, engine, precision, model)
