@@ -54,4 +54,9 @@ def print_written(written: Written, format: str, output: Path | None) -> None:
     if output is None or str(output) == "-":
         sys.stdout.write(written.text)
     else:
-        output.write_text(written.text, encoding="utf-8")
+        try:
+            output.write_text(written.text, encoding="utf-8")
+        except OSError as error:
+            from memcalc.errors import InputError, one_line
+
+            raise InputError(f"--output {one_line(output)}: cannot be written ({error.strerror})") from None

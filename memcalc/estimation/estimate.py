@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from memcalc.core.collector import without_collections
 from memcalc.errors import InputError
 from memcalc.estimation.report import Report
-from memcalc.formats.given import with_files
+from memcalc.formats.given import naming_files, with_files
 from memcalc.inputs.model import Model, load_model
-from memcalc.inputs.options import check_options
+from memcalc.inputs.options import Options, check_options
 from memcalc.setup.resolved import resolve
 
 if TYPE_CHECKING:
     import os
+
+    from memcalc.inputs.file_options import FromFiles
 
 
 @without_collections()
@@ -45,7 +47,14 @@ def estimate(
         return Report(size, resolve(checked, None), given=options, files=files)
     loaded = load_model(model)
     loaded.check_step()
-    report = Report(loaded, resolve(checked, loaded), given=options, files=files)
+    if files is None:
+        return _report(loaded, checked, options, None)
+    with naming_files(files):
+        return _report(loaded, checked, options, files)
+
+
+def _report(model: Model, checked: Options, options: dict[str, Any], files: FromFiles | None) -> Report:
+    report = Report(model, resolve(checked, model), given=options, files=files)
     if (report.setup.engine, report.setup.zero, report.setup.recompute) == ("deepspeed", 3, "op"):
         _ = report.peak  # the run shows whether torch accepts what DeepSpeed does in it, and raises if not
     return report

@@ -173,7 +173,8 @@ def _read_engine(found: Findings) -> str | None:
     shards = section.whole("dp_shard_size", least=1, most=10**6)
     replicas = section.whole("dp_replicate_size", least=1, most=10**6)
     if replicas is not None and replicas > 1 and shards is not None:
-        found.give("shard_group", "dp_shard_size", shards)
+        cp = found.options["cp"].value if "cp" in found.options else 1
+        found.give("shard_group", "dp_shard_size", shards * cp)  # ranks of a sequence shard, too
     if shards is not None or replicas is not None:
         degrees = [found.options[option].value for option in ("tp", "cp") if option in found.options]
         gpus = (shards or 1) * (replicas or 1)

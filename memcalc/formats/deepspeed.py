@@ -13,6 +13,7 @@ from memcalc.errors import InputError, one_line
 from memcalc.formats.deepspeed_names import (
     CHECKPOINTING,
     IGNORED,
+    NOT_MODELLED,
     OFFLOAD_KEYS,
     OPTIMIZERS,
     PRECISION_KEYS,
@@ -43,8 +44,9 @@ class Others(NamedTuple):
     """Returns the model's hidden size; takes the place of the key that asks, for the refusal if there is none."""
     half: str | None = "bf16"
     """The 16-bit dtype of mixed precision that the other options ask for: bf16, fp16; None: fp32."""
-    micro_batch_size: bool = False
-    """True if another option says it."""
+    is_launched: bool = False
+    """True if the Trainer's arguments or accelerate's file stand beside: accelerate then puts in the section of its dtype
+    where the file has none (DeepSpeedPlugin.set_mixed_precision)."""
 
 
 def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
@@ -121,12 +123,12 @@ def _offload(zero: Section, stage: int) -> dict[str, Value]:
         section = zero.section(key)
         device = section.choice("device", ("none", "cpu", "nvme"))
         section.refuse_unknown(OFFLOAD_KEYS)
-        is_old = zero.flag(old)
+        is_old = zero.flag(zero.first(old, f"{old}s"))  # an older plural
         if stage >= least and device is not None:
             out[option] = section.value("device", device)
         elif stage >= least and is_old:
-            out[option] = zero.value(old, "cpu")
-    zero.ignore("cpu_offload_params", "cpu_offload_use_pin_memory")
+            out[option] = zero.value(zero.first(old, f"{old}s"), "cpu")
+    zero.ignore("cpu_offload_use_pin_memory")
     return out
 
 
@@ -153,6 +155,8 @@ def _precision(top: Section, others: Others) -> dict[str, Value]:
     if len(on) > 1:
         top.section("fp16").refuse("enabled", "bf16 is enabled too; allowed: one of them")
     out: dict[str, Value] = {}
+    if not on and others.is_launched and others.half and not {"fp16", "bf16", "bfloat16"} & top.content.keys():
+        on[others.half] = f"{top.where('bf16')}: missing, so accelerate's"
     if on:
         ((name, where),) = on.items()
         out["precision"] = Value(f"{name}-mixed", where)
@@ -187,8 +191,8 @@ def _clipping(top: Section) -> dict[str, Value]:
         top.ignore("gradient_clipping")
         return {"clip_grad_norm": Value(True, f'{top.where("gradient_clipping")} "auto"', is_given=False)}
     most = top.number("gradient_clipping")
-    if most is None:
-        return {"clip_grad_norm": top.default("gradient_clipping", True)}
+    if most is None:  # the engine clips by its own default, whatever the Trainer's arguments say
+        return {"clip_grad_norm": Value(True, f"{top.where('gradient_clipping')}, its default")}
     return {"clip_grad_norm": top.value("gradient_clipping", most > 0)}
 
 
@@ -276,6 +280,10 @@ def _zero_notes(top: Section, zero: Section, stage: int) -> Iterator[str]:
     if _offloads(zero) and top.section("optimizer").section("params").flag("torch_adam"):
         where = top.where("optimizer.params.torch_adam")
         yield f"{where} true: on the host DeepSpeed's own Adam is estimated; torch's has the same states"
+    for key, default, used in NOT_MODELLED:
+        value = zero.raw(key)
+        if stage in used and value not in (None, "auto", default):
+            yield f"{zero.where(key)} {one_line(value)}: is not modelled; it is estimated as {str(default).lower()}"
     for key in ("offload_optimizer", "offload_param"):
         section = zero.section(key)
         if section.content.get("device") in ("cpu", "nvme") and section.flag("pin_memory") is False:

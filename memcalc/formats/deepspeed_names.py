@@ -34,14 +34,25 @@ SECTIONS: Final = (
 )  # fmt: skip
 CHECKPOINTING: Final = ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization")
 ZERO_IGNORED: Final = (
-    "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size", "compute_grad_norm",
+    "allgather_partitions", "allgather_bucket_size", "compute_grad_norm",
     "load_from_fp32_weights", "elastic_checkpoint", "gather_16bit_weights_on_model_save",
     "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters",
     "legacy_stage1", "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings",
     "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module", "mics_hierarchical_params_gather",
 )  # fmt: skip
+NOT_MODELLED: Final[tuple[tuple[str, object, tuple[int, ...]], ...]] = (
+    ("stage3_model_persistence_threshold", 2**63 - 1, (3,)),
+    ("model_persistence_threshold", 2**63 - 1, (3,)),
+    ("stage3_use_all_reduce_for_fetch_params", False, (3,)),
+    ("stage3_module_granularity_threshold", 0, (3,)),
+    ("stage3_allgather_sequential", False, (3,)),
+    ("use_multi_rank_bucket_allreduce", True, (1, 2)),
+)
+"""Keys of zero_optimization that change memory or communication and have no option: their default, and the stages that use
+them."""
 ZERO_KEYS: Final = (
-    *ZERO_IGNORED, "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "overlap_comm", "offload_param",
+    *ZERO_IGNORED, *(key for key, _, _ in NOT_MODELLED), "stage", "contiguous_gradients", "reduce_scatter",
+    "reduce_bucket_size", "overlap_comm", "offload_param",
     "offload_optimizer", "zenflow", "sub_group_size", "cpu_offload_param", "cpu_offload_use_pin_memory", "cpu_offload",
     "prefetch_bucket_size", "stage3_prefetch_bucket_size", "param_persistence_threshold",
     "stage3_param_persistence_threshold", "model_persistence_threshold", "stage3_model_persistence_threshold",

@@ -25,9 +25,10 @@ _WINNERS: Final = {
     "optimizer": "deepspeed",  # transformers' Trainer uses the section if there is one
     "optimizer_implementation": "deepspeed",
     "precision": "training_args",  # TrainingArguments sets accelerate's own variable
-    "recompute": "training_args",
 }
 """An option of which two files may say different things -> the one that its tools use."""
+_MATCHED: Final = ("micro_batch_size", ACCUMULATION)
+"""The options that the Trainer compares with a DeepSpeed file's (transformers/integrations/deepspeed.py, fill_match)."""
 _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": (
         "zero", "shard_group", REPLICAS, "offload_optimizer", "offload_params", "sequence_parallel", "cross_entropy",
@@ -94,7 +95,8 @@ def _read_all(sources: Mapping[str, Any], given: Mapping[str, Any], model: Any) 
                 if name not in waiting:
                     waiting[name] = _beside(value, one.folder) if isinstance(value.value, str) else value.value
     if "deepspeed" in waiting:
-        others = Others(_hidden_size(_chosen(model, files)), _half(given, files), "micro_batch_size" in given)
+        launched = any(one.option in ("training_args", "accelerate") for one in files)
+        others = Others(_hidden_size(_chosen(model, files)), _half(given, files), launched)
         files.append(_read("deepspeed", waiting["deepspeed"], others))
     return files
 
@@ -105,7 +107,19 @@ def _read(option: str, source: Any, *others: Others) -> Read:
         raise InputError(f"{option_name(option)} {one_line(source)}: allowed: a path, or the parsed mapping")
     named = cast("str | os.PathLike[str] | Mapping[str, Any]", source)
     folder = Path() if isinstance(named, Mapping) else Path(named).parent
-    return Read(option, folder, _reader(option)(*load(option_name(option), named), *others))
+    file, content = load(option_name(option), named)
+    if option == "training_args":
+        content = _with_its_fsdp_file(file, content, folder)
+    return Read(option, folder, _reader(option)(file, content, *others))
+
+
+def _with_its_fsdp_file(file: str, content: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Return TrainingArguments with the JSON that `fsdp_config` names in its place."""
+    named = content.get("fsdp_config")
+    if not isinstance(named, str) or not named.strip():
+        return content
+    path = _beside(Value(named, f"{file or '--training-args'}: fsdp_config"), folder)
+    return {**content, "fsdp_config": load("--training-args", path)[1]}
 
 
 def _of_megatron(source: Any, model: Any) -> Read:
@@ -123,13 +137,15 @@ def _reader(option: str) -> Callable[..., Found]:
 
 
 def _beside(named: Value, folder: Path) -> str:
-    """Return the path of a file that another one names: as its tool sees it, from the working directory, or beside the
-    file. Raises InputError if there is none."""
-    for path in (Path(named.value), folder / named.value, folder / Path(named.value).name):
+    """Return the path of a file that another one names: as its tool sees it, from the working directory; else from the
+    file's folder or one above it. Raises InputError if there is none."""
+    for parent in (Path(), folder, *folder.resolve().parents):
+        path = parent / named.value
         if path.is_file():
             return str(path)
     raise InputError(
-        f"{named.where} {one_line(named.value)}: no such file; give it with its own option, --deepspeed FILE"
+        f"{named.where} {one_line(named.value)}: no such file; allowed: a path from the working directory, or "
+        "--deepspeed FILE in its place"
     )
 
 
@@ -199,10 +215,19 @@ def _that_still_go(said: Mapping[str, Value], given: Mapping[str, Any]) -> dict[
 
 
 def _of_several(option: str, values: Mapping[str, Value], *, is_replaced: bool) -> Value:
-    said = {name: value for name, value in values.items() if value.is_given} or dict(values)
+    given = {name: value for name, value in values.items() if value.is_given}
+    said = given or dict(values)
+    if option == "recompute":  # whoever asks for it gets it
+        return next((value for value in said.values() if value.value != "none"), next(iter(said.values())))
+    if "deepspeed" in given and "training_args" in values and option in _MATCHED:
+        said = {
+            "deepspeed": given["deepspeed"],
+            "training_args": values["training_args"],
+        }  # its defaults have to match, too
+        given = said
     if "deepspeed" in said and option == "precision":
         return _of_deepspeed(said)
-    different = {repr(value.value) for value in said.values()}
+    different = {repr(value.value) for value in given.values()}
     if len(different) > 1 and not is_replaced and _WINNERS.get(option) not in said:
         first, second, *_ = said.values()
         raise InputError(

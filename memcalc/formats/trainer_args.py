@@ -143,7 +143,7 @@ def _read_precision(found: Findings, *, is_trl: bool, engine: str | None) -> Non
         ((one, key) for one in (own, section) for key in ("dtype", "torch_dtype") if key in one), (section, "dtype")
     )
     weights = dtype(place, key)
-    is_given = is_switched or weights is not None
+    is_given = is_switched or weights in ("bf16", "fp16")  # over fp32 weights autocast may be accelerate's
     if weights == "auto" or (
         is_trl and weights is None and any(one in section.content for one in ("dtype", "torch_dtype"))
     ):

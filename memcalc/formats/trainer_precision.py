@@ -53,7 +53,7 @@ def autocast(found: Findings, default: str | None = None) -> tuple[str | None, b
     if bf16 or fp16:
         return "bf16" if bf16 else "fp16", True
     if bf16 is False or (fp16 is False and default != "bf16"):
-        return None, True
+        return None, False  # off leaves accelerate's own setting as it is
     return default, False
 
 

@@ -57,6 +57,12 @@ def test_what_cannot_be_written_is_refused(
     check_refused(here(capsys, "emit", *arguments), *words)
 
 
+def test_a_file_that_cannot_be_written_is_named(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = here(capsys, "emit", "torchrun", small, "-o", "/nowhere/run.sh")
+    assert ran.status == 2
+    assert "--output /nowhere/run.sh: cannot be written" in ran.stderr
+
+
 FORMATS = {
     "deepspeed": ("--zero", "1"),
     "accelerate": ("--engine", "fsdp2"),

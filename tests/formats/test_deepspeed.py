@@ -166,6 +166,7 @@ def test_old_keys() -> None:
     assert old["offload_optimizer"] == "cpu"
     assert old["global_batch_size"] == 8
     assert values({"zero_optimization": True})["zero"] == 1
+    assert values({"zero_optimization": {"stage": 3, "cpu_offload_params": True}})["offload_params"] == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,18 @@ def test_old_keys() -> None:
         ({"zero_optimization": {"stage": 3, "overlap_comm": False}}, "overlap_comm false"),
         ({"zero_optimization": {"stage": 1, "round_robin_gradients": True}}, "round_robin_gradients true"),
         ({"activation_checkpointing": {"partition_activations": True}}, "partition_activations true"),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_use_all_reduce_for_fetch_params": True}},
+            "use_all_reduce_for_fetch",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 1e5}},
+            "model_persistence_threshold 100000",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "use_multi_rank_bucket_allreduce": False}},
+            "use_multi_rank_bucket_allreduce False",
+        ),
         ({"communication_data_type": "fp32"}, "communication_data_type fp32"),
         ({"curriculum_learning": {"enabled": True}}, "curriculum_learning.enabled true"),
         ({"zero_optimisation": {"stage": 3}, "steps_per_print": 1}, "does not know and ignores zero_optimisation"),

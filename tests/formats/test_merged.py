@@ -154,27 +154,95 @@ def test_fsdp_in_the_trainers_own_arguments() -> None:
 
 
 def test_a_file_may_name_another_one(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text(json.dumps(ZERO_2_FILE))
-    (tmp_path / "sft.json").write_text(json.dumps({**SFT, "deepspeed": "configs/ds.json"}))
+    """As it is seen from the working directory, or from a folder above the file."""
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "train").mkdir()
+    named, sft, launch = (
+        tmp_path / "configs" / "ds.json",
+        tmp_path / "train" / "sft.json",
+        tmp_path / "train" / "acc.yaml",
+    )
+    named.write_text(json.dumps(ZERO_2_FILE))
+    sft.write_text(json.dumps({**SFT, "deepspeed": "configs/ds.json"}))
     launched = {name: value for name, value in LAUNCHED.items() if name != "mixed_precision"}
-    launched |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
-    (tmp_path / "acc.yaml").write_text(json.dumps(launched))
-    setup = memcalc.estimate(SMALL, gpus=4, training_args=tmp_path / "sft.json").setup
+    launched |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "configs/ds.json"}}
+    launch.write_text(json.dumps(launched))
+    setup = memcalc.estimate(SMALL, gpus=4, training_args=sft).setup
     assert (setup.engine, setup.zero, setup.precision) == ("deepspeed", 2, "bf16-mixed")
-    setup = memcalc.estimate(SMALL, accelerate=tmp_path / "acc.yaml", seq_len=16).setup
+    setup = memcalc.estimate(SMALL, accelerate=launch, seq_len=16).setup
     assert (setup.engine, setup.zero, setup.gpus) == ("deepspeed", 2, 4)
-    (tmp_path / "ds.json").unlink()
-    with pytest.raises(
-        InputError, match=r"sft\.json: deepspeed configs/ds\.json: no such file; give it with .*--deepspeed FILE"
-    ):
-        memcalc.estimate(SMALL, gpus=4, training_args=tmp_path / "sft.json")
-    given = memcalc.estimate(SMALL, gpus=4, training_args=tmp_path / "sft.json", deepspeed=ZERO_2_FILE)
+    named.unlink()
+    with pytest.raises(InputError, match=r"sft\.json: deepspeed configs/ds\.json: no such file; .*--deepspeed"):
+        memcalc.estimate(SMALL, gpus=4, training_args=sft)
+    given = memcalc.estimate(SMALL, gpus=4, training_args=sft, deepspeed=ZERO_2_FILE)
     assert given.setup.zero == 2
+
+
+def test_the_fsdp_file_of_training_arguments_is_read(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.json").write_text(json.dumps({"version": 2, "reshard_after_forward": False}))
+    (tmp_path / "ta.json").write_text(json.dumps({**SFT, "fsdp": "full_shard auto_wrap", "fsdp_config": "fsdp.json"}))
+    setup = memcalc.estimate(SMALL, gpus=4, training_args=tmp_path / "ta.json").setup
+    assert (setup.engine, setup.zero) == ("fsdp2", 2)
+
+
+PLAIN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "dtype": "float32"}
+MULTI = {**LAUNCHED, "distributed_type": "MULTI_GPU"}
+
+
+def plain(**more: Any) -> Any:
+    return memcalc.estimate(SMALL, gpus=4, seq_len=16, training_args={**PLAIN, **more}).setup
+
+
+def test_a_deepspeed_file_without_a_dtype_has_the_launchers() -> None:
+    zero = {"zero_optimization": {"stage": 2}}
+    assert plain(bf16=True, deepspeed=zero).precision == "bf16-mixed"
+    assert plain(deepspeed=zero).precision == "fp32"
+    assert setup_of(gpus=4, deepspeed={"train_micro_batch_size_per_gpu": 1, **zero}).precision == "fp32"
+
+
+def test_a_switch_that_is_off_leaves_accelerates_precision() -> None:
+    both = {"training_args": {**PLAIN, "bf16": False}, "accelerate": MULTI}
+    assert memcalc.estimate(SMALL, seq_len=16, **both).setup.precision == "bf16-autocast"
+
+
+def test_clipping_under_deepspeed() -> None:
+    auto = {"gradient_clipping": "auto", "zero_optimization": {"stage": 2}}
+    assert plain(max_grad_norm=0, deepspeed=auto).clip_grad_norm is False
+    assert plain(deepspeed=auto).clip_grad_norm is True
+    assert plain(max_grad_norm=0, deepspeed={"zero_optimization": {"stage": 2}}).clip_grad_norm is True
+
+
+def test_recomputation_that_either_file_asks_for() -> None:
+    sharded = {
+        **LAUNCHED,
+        "distributed_type": "FSDP",
+        "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True},
+    }
+    setup = memcalc.estimate(
+        SMALL, seq_len=16, training_args={**PLAIN, "gradient_checkpointing": False}, accelerate=sharded
+    ).setup
+    assert setup.recompute == "full"
+
+
+@pytest.mark.parametrize("key", ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"])
+def test_a_deepspeed_file_has_to_match_the_trainers_defaults(key: str) -> None:
+    with pytest.raises(InputError, match=f"contradicts .*{key} 3"):
+        memcalc.estimate(SMALL, gpus=4, seq_len=16, training_args={"bf16": True}, deepspeed={key: 3})
+
+
+def test_a_refusal_says_the_file_and_the_key() -> None:
+    moved = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+    with pytest.raises(
+        InputError, match=r"^--offload-params cpu: .*\(from --deepspeed: zero_optimization.offload_param.device\)$"
+    ):
+        setup_of(gpus=4, deepspeed=moved)
+    with pytest.raises(InputError, match=r"^--offload-params cpu: [^(]*$"):
+        setup_of(gpus=4, zero=3, offload_params="cpu")
 
 
 def test_files_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(
-        InputError, match=r"train_micro_batch_size_per_gpu 1: contradicts .*per_device_train_batch_size 2"
+        InputError, match=r"per_device_train_batch_size 2: contradicts .*train_micro_batch_size_per_gpu 1"
     ):
         memcalc.estimate(SMALL, gpus=4, training_args=SFT, deepspeed={**ZERO3, "train_micro_batch_size_per_gpu": 1})
     with pytest.raises(InputError, match=r"fp16-mixed contradicts .*bf16"):
