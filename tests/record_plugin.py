@@ -115,6 +115,7 @@ def header(own: Records) -> list[str]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     own = item.config.stash[OWN]
+    item.stash[BEFORE] = len(own.requests)
     asked = _passed(item.config).get(item.nodeid) if item.config.option.but_paper else None
     if asked is not None and not any(map(own.is_due, asked)):
         for request in asked:
@@ -130,7 +131,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test whose package is not there is skipped, in a default run."""
     own = item.config.stash[OWN]
-    before = len(own.requests)
+    before = item.stash[BEFORE]
     own.always = item.get_closest_marker("live") is not None
     try:
         result = yield
@@ -196,6 +197,8 @@ class Gathered:
 
 
 OWN = pytest.StashKey[Records]()
+BEFORE = pytest.StashKey[int]()
+"""The calls that were asked for before a test and its fixtures."""
 ALL = pytest.StashKey[Gathered]()
 CLAIMS = pytest.StashKey[str]()
 
