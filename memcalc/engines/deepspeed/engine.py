@@ -8,8 +8,7 @@ zero/partition_parameters.py, zero/partitioned_param_coordinator.py, engine.py.
 
 The branches are those of CUDA (accelerator/cuda_accelerator.py: streams, nothing synchronized). They allocate and send
 what the CPU accelerator's do; there `FusedAdam` is a separate kernel, and all-reduces may use shared memory.
-`overlap_comm` is off in stage 1, and in stage 2 by default: there is one bucket. It is on in stage 3, whose streams change
-when a block's bytes can be used again, not when they are freed.
+`overlap_comm` is off in stage 1, and in stage 2 by default. In stage 3 it is on: its streams change when bytes can be reused.
 """
 
 from __future__ import annotations
