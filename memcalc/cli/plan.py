@@ -85,6 +85,10 @@ def plan(
         raise InputError("--model: is needed; as in: memcalc plan llama-7b --gpu h100-80gb --gpus 8")
     if "gpus" not in given and not has_file:
         raise InputError("--gpus: is needed, a number or a range; as in: --gpus 8..512")
+    if emit is not None:
+        from memcalc.estimation.emitted import check_format
+
+        check_format(emit)  # before a search that may be long
     limits = {
         "max_tp": max_tp, "max_pp": max_pp, "max_cp": max_cp, "max_ep": max_ep,
         "max_virtual_stages": max_virtual_stages, "max_micro_batch_size": max_micro_batch_size,

@@ -25,7 +25,7 @@ def emit(format: str, model: Any = None, **options: Any) -> Written:
     Give `model` and `options` as for `memcalc.estimate`. Raise InputError for a setup that is not valid, or that the format
     has nothing like.
     """
-    _check_format(format)
+    check_format(format)
     own_gpu = options.get("gpu")
     model, options, _ = with_files(model, options)
     options |= {"gpu": own_gpu}  # this machine's is no part of a job's file
@@ -37,10 +37,11 @@ def emit(format: str, model: Any = None, **options: Any) -> Written:
 
 def written(format: str, setup: Setup, model: Model) -> Written:
     """Return a resolved setup in a format. Raise InputError for one that the format has nothing like."""
-    _check_format(format)
+    check_format(format)
     return import_module(f"memcalc.formats.{format.replace('-', '_')}_writer").write(setup, model)
 
 
-def _check_format(format: str) -> None:
+def check_format(format: str) -> None:
+    """Raise InputError for a format that is none."""
     if format not in FORMATS:
         raise InputError(f"emit {one_line(format)}: allowed: {', '.join(FORMATS)}")

@@ -20,7 +20,7 @@ from memcalc.formats.deepspeed_names import (
     SECTIONS,
     ZERO_IGNORED,
     ZERO_KEYS,
-)  # fmt: skip
+)
 from memcalc.formats.found import ACCUMULATION, Found, Value
 from memcalc.formats.section import Section
 
@@ -47,6 +47,8 @@ class Others(NamedTuple):
     is_launched: bool = False
     """True if the Trainer's arguments or accelerate's file stand beside: accelerate then puts in the section of its dtype
     where the file has none (DeepSpeedPlugin.set_mixed_precision)."""
+    stage: int | None = None
+    """The ZeRO stage that replaces the file's: the file's sizes and places are then those of that stage. None: its own."""
 
 
 def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
@@ -55,15 +57,16 @@ def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
     zero = _zero_section(top)
     options: dict[str, Value] = {"engine": Value("deepspeed", f"{file or '--deepspeed'}")}
     options |= _zero(zero)
-    options |= _sizes(zero, options["zero"].value, others)
-    options |= _offload(zero, options["zero"].value)
+    stage: int = options["zero"].value if others.stage is None else others.stage
+    options |= _sizes(zero, stage, others)
+    options |= _offload(zero, stage)
     options |= _precision(top, others)
     options |= _batches(top)
     options |= _clipping(top)
-    options |= _optimizer(top, offloads=_offloads(zero))
+    options |= _optimizer(top, offloads=_offloads(options))
     options |= _parallel(top)
-    options |= _overlap(zero, options["zero"].value)
-    notes = (*_zero_notes(top, zero, options["zero"].value), *_notes(top))
+    options |= _overlap(zero, stage)
+    notes = (*_zero_notes(top, zero, stage, offloads=_offloads(options)), *_notes(top))
     zero.ignore(*ZERO_IGNORED)
     zero.refuse_unknown(ZERO_KEYS)
     top.ignore(*IGNORED, *SECTIONS)
@@ -251,7 +254,7 @@ def _parallel(top: Section) -> dict[str, Value]:
 # --- what is not modelled
 
 
-def _zero_notes(top: Section, zero: Section, stage: int) -> Iterator[str]:
+def _zero_notes(top: Section, zero: Section, stage: int, *, offloads: bool) -> Iterator[str]:
     """Yield a note for each key of zero_optimization that changes memory or communication and is not modelled. Refuse
     what an estimate would be wrong without."""
     hpz = zero.whole("zero_hpz_partition_size")
@@ -277,7 +280,7 @@ def _zero_notes(top: Section, zero: Section, stage: int) -> Iterator[str]:
             yield f"{zero.where(key)} false: is not modelled; it is estimated as true"
     if zero.flag("round_robin_gradients") and stage in (1, 2):
         yield f"{zero.where('round_robin_gradients')} true: is not modelled; partitions are of neighbouring parameters"
-    if _offloads(zero) and top.section("optimizer").section("params").flag("torch_adam"):
+    if offloads and top.section("optimizer").section("params").flag("torch_adam"):
         where = top.where("optimizer.params.torch_adam")
         yield f"{where} true: on the host DeepSpeed's own Adam is estimated; torch's has the same states"
     for key, default, used in NOT_MODELLED:
@@ -295,10 +298,9 @@ def _zero_notes(top: Section, zero: Section, stage: int) -> Iterator[str]:
             section.refuse("super_offload", "is not modelled; allowed: false")
 
 
-def _offloads(zero: Section) -> bool:
+def _offloads(options: Mapping[str, Value]) -> bool:
     """Tell whether the host has the optimizer."""
-    section = zero.section("offload_optimizer")
-    return section.choice("device", ("none", "cpu", "nvme")) in ("cpu", "nvme") or bool(zero.flag("cpu_offload"))
+    return "offload_optimizer" in options and options["offload_optimizer"].value != "none"
 
 
 def _notes(top: Section) -> Iterator[str]:

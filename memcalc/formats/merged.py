@@ -35,11 +35,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "cp_comm_type", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "sync_each_micro_batch",
         "grad_dtype", "kernels", "attention", "optimizer_implementation", "gradient_accumulation_fusion",
         "attention_mask_in_dataloader", "reduce_bucket_size", "max_live_parameters", "max_reuse_distance",
-        "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size",
-    ),
-    "zero": (
-        "max_live_parameters", "max_reuse_distance", "param_persistence_threshold", "prefetch_bucket_size",
-        "sub_group_size", "offload_params",
+        "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size", "overlap_comm",
     ),
     "tp": ("sequence_parallel", "cross_entropy", "etp"),
     "pp": ("schedule", "virtual_stages", "first_stage_layers", "last_stage_layers"),
@@ -65,7 +61,7 @@ class Read(NamedTuple):
 
 
 def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any], FromFiles]:
-    """Return the model, the options and where they came from. See `memcalc.inputs.file_options.with_files`."""
+    """Return the model, the options and where they came from. See `memcalc.formats.given.with_files`."""
     given = {name: value for name, value in options.items() if name not in FILES and value is not None}
     files = _read_all({name: options[name] for name in FILES if options.get(name) is not None}, given, model)
     model = _model(model, given, files)
@@ -96,7 +92,7 @@ def _read_all(sources: Mapping[str, Any], given: Mapping[str, Any], model: Any) 
                     waiting[name] = _beside(value, one.folder) if isinstance(value.value, str) else value.value
     if "deepspeed" in waiting:
         launched = any(one.option in ("training_args", "accelerate") for one in files)
-        others = Others(_hidden_size(_chosen(model, files)), _half(given, files), launched)
+        others = Others(_hidden_size(_chosen(model, files)), _half(given, files), launched, _stage(given))
         files.append(_read("deepspeed", waiting["deepspeed"], others))
     return files
 
@@ -186,6 +182,12 @@ def _hidden_size(chosen: Any) -> Callable[[str], int]:
     return find
 
 
+def _stage(given: Mapping[str, Any]) -> int | None:
+    """Return the ZeRO stage that an option gives; None without one, and for a value that is refused later."""
+    zero = given.get("zero")
+    return zero if isinstance(zero, int) and not isinstance(zero, bool) else None
+
+
 def _half(given: Mapping[str, Any], files: list[Read]) -> str | None:
     """Return the 16-bit dtype of mixed precision that options or files ask for; bf16, memcalc's default, if none does."""
     values = [given["precision"]] if "precision" in given else []
@@ -220,11 +222,8 @@ def _of_several(option: str, values: Mapping[str, Value], *, is_replaced: bool) 
     if option == "recompute":  # whoever asks for it gets it
         return next((value for value in said.values() if value.value != "none"), next(iter(said.values())))
     if "deepspeed" in given and "training_args" in values and option in _MATCHED:
-        said = {
-            "deepspeed": given["deepspeed"],
-            "training_args": values["training_args"],
-        }  # its defaults have to match, too
-        given = said
+        given = {**given, "training_args": values["training_args"]}  # its defaults have to match, too
+        said = given
     if "deepspeed" in said and option == "precision":
         return _of_deepspeed(said)
     different = {repr(value.value) for value in given.values()}

@@ -288,9 +288,7 @@ class GPTModel(Program):
         if self.shares_kv_heads:
             query = slice_of(query, self.heads, 2)
         elif self.group_heads.size > 1 and self.kv_heads.size > 1 and angles is None:
-            query = copied(
-                query, "query"
-            )  # their heads are not one dim of the joined projection; rotated() gives it up
+            query = copied(query, "query")  # heads of several groups are not one dim of the joined projection
         key = view(key, batch, seq, self.kv_heads, self.head_dim)
         value = transpose(view(value, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         if self.a.qk_norm:

@@ -42,10 +42,18 @@ def test_the_best_plan_is_written(small: str, capsys: pytest.CaptureFixture[str]
     assert here(capsys, "plan", small, *asked, "--emit", "torchrun").stdout.endswith("train.py\n")
 
 
+def test_a_plan_is_not_searched_for_a_format_that_is_none(
+    small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memcalc.planning.plan.plan", lambda *_, **__: pytest.fail("searched"))
+    check_refused(here(capsys, "plan", small, "--gpu", "t4", "--gpus", "2", "--emit", "yaml"), "emit yaml", "deepspeed")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("json", "gpt2"), ("emit json", "deepspeed")),
+        (("", "gpt2"), ("emit ''", "deepspeed")),
         (("deepspeed",), ("--model",)),
         (("deepspeed", "gpt2", "--engine", "fsdp2", "--gpus", "4"), ("--engine", "fsdp2")),
         (("torchtitan", "gpt2", "--engine", "fsdp2", "--gpus", "4"), ("gpt2",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from any_values import ANY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -221,23 +222,11 @@ def test_keys_without_an_honest_assumption_are_refused(key: str) -> None:
     assert key in refusal(**{key: [1]})
 
 
-_ANY = (
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 200)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.lists(st.text(max_size=3), max_size=2)
-)
 _KEYS = st.sampled_from([*_MATTER, *_NOTED, "rl", "bf16", "plugins", "fsdp", "bnb_config_kwargs"])
 
 
 @settings(max_examples=300)
-@given(
-    st.dictionaries(
-        st.sampled_from([*_MATTER, *_NOTED, "rl", "bf16", "plugins", "fsdp", "bnb_config_kwargs"]), _ANY, max_size=5
-    )
-)
+@given(st.dictionaries(_KEYS, ANY, max_size=5))
 def test_any_values_give_options_or_one_line(content: dict[str, Any]) -> None:
     try:
         got = values(read("ax.yml", FILE | content))

@@ -242,7 +242,7 @@ def test_a_refusal_says_the_file_and_the_key() -> None:
 
 def test_files_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(
-        InputError, match=r"per_device_train_batch_size 2: contradicts .*train_micro_batch_size_per_gpu 1"
+        InputError, match=r"train_micro_batch_size_per_gpu 1: contradicts .*per_device_train_batch_size 2"
     ):
         memcalc.estimate(SMALL, gpus=4, training_args=SFT, deepspeed={**ZERO3, "train_micro_batch_size_per_gpu": 1})
     with pytest.raises(InputError, match=r"fp16-mixed contradicts .*bf16"):
@@ -287,6 +287,28 @@ def test_a_given_option_drops_what_went_with_the_files_value() -> None:
         gpus=4, deepspeed={**ZERO3, "zero_optimization": {"stage": 3, "sub_group_size": 1000}}, engine="fsdp2"
     )
     assert (setup.engine, setup.zero, setup.sub_group_size) == ("fsdp2", 3, None)
+
+
+STAGED = {
+    "stage": 2, "overlap_comm": True, "reduce_bucket_size": 1000, "sub_group_size": 500,
+    "stage3_max_live_parameters": 77, "offload_optimizer": {"device": "cpu"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (2, 1000, None, None, True, "cpu")),
+        ({"zero": 0}, (0, None, None, None, None, "none")),
+        ({"zero": 1}, (1, 1000, None, None, False, "cpu")),
+        ({"zero": 3}, (3, 1000, 500, 77, None, "cpu")),
+        ({"engine": "fsdp2"}, (3, None, None, None, None, "none")),
+    ],
+)
+def test_a_given_stage_takes_what_the_file_says_of_that_stage(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    s = setup_of(gpus=4, deepspeed={**ZERO3, "zero_optimization": STAGED}, **given)
+    found = s.zero, s.reduce_bucket_size, s.sub_group_size, s.max_live_parameters, s.overlap_comm, s.offload_optimizer
+    assert found == expected
 
 
 def test_the_model_of_a_file(tmp_path: Path) -> None:

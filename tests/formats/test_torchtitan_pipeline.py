@@ -5,40 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torchtitan_contents import notes, options, refusal, with_keys
 
-from memcalc.errors import InputError
 from memcalc.formats.found import ACCUMULATION
-from memcalc.formats.torchtitan import read
-
-
-def options(content: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.value for name, value in read("", content).options.items()}
-
-
-def notes(content: dict[str, Any]) -> str:
-    """The notes but those on the model and on the open degree."""
-    return "\n".join(
-        note for note in read("", content).notes if "model.name" not in note and "--gpus leaves" not in note
-    )
-
-
-def refusal(content: dict[str, Any]) -> str:
-    with pytest.raises(InputError) as caught:
-        read("run.toml", content)
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("--torchtitan run.toml: ")
-    return str(caught.value).removeprefix("--torchtitan run.toml: ")
-
-
-NO_RECOMPUTATION = {"activation_checkpoint": {"mode": "none"}}
-
-
-def with_keys(section: str, *others: dict[str, Any], **keys: Any) -> dict[str, Any]:
-    out: dict[str, Any] = {**NO_RECOMPUTATION}
-    for one in ({section: keys}, *others):
-        for name, values in one.items():
-            out[name] = {**out.get(name, {}), **values}
-    return out
 
 
 def pipeline(flavor: str = "8B", batch: int = 8, **keys: Any) -> dict[str, Any]:
