@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inputs.bounded",
         "memcalc.inputs.files",
         "memcalc.inputs.towers",
+        "memcalc.inputs.cublas",
         "memcalc.inputs.options",
         "memcalc.inputs.file_options",
         "memcalc.inputs.hub",

@@ -180,6 +180,23 @@ OverlapComm = Annotated[
         "--overlap-comm/--no-overlap-comm",
     ),
 ]
+CublasWorkspaceConfig = Annotated[
+    str | None,
+    option(
+        "The job's environment variable CUBLAS_WORKSPACE_CONFIG, such as :4096:8. (default: torch's sizes for the GPU)",
+        KNOBS,
+        "--cublas-workspace-config",
+    ),
+]
+TeWorkspaces = Annotated[
+    int | None,
+    option(
+        "Transformer Engine's cuBLAS workspaces: 0 with --transformer-impl local, 1, or 5 with grouped products of experts. "
+        "(default: 1; with experts 5)",
+        KNOBS,
+        "--te-workspaces",
+    ),
+]
 FirstStageLayers = Annotated[
     int | None,
     option(
@@ -267,7 +284,11 @@ Attention = Annotated[
 ]
 CrossEntropy = Annotated[
     str | None,
-    option("eager, vocab-parallel, fused, chunked, flash, liger. (default: by --kernels)", METHOD, "--cross-entropy"),
+    option(
+        "eager, vocab-parallel, vocab-parallel-fused, fused, chunked, flash, liger. (default: by --kernels)",
+        METHOD,
+        "--cross-entropy",
+    ),
 ]
 Kernels = Annotated[
     str | None,

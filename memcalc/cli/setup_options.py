@@ -79,6 +79,8 @@ def _setup(
     gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
     attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
     sync_each_micro_batch: o.SyncEachMicroBatch = None,
+    cublas_workspace_config: o.CublasWorkspaceConfig = None,
+    te_workspaces: o.TeWorkspaces = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

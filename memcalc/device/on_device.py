@@ -99,7 +99,7 @@ class OnDevice:
 
     @property
     def _kernels(self) -> devices.Kernels:
-        return devices.kernels_of(self.setup.engine, self.model)
+        return devices.kernels_of(self.setup, self.model)
 
     @cached_property
     def _counted(self) -> list[Item]:

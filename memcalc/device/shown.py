@@ -18,6 +18,7 @@ from memcalc.units import KIB, MIB
 
 if TYPE_CHECKING:
     from memcalc.device.fragmentation import Assumed
+    from memcalc.setup.setup import Setup
 
 _HOPPER_WORKSPACE: Final = 32 * MIB
 _WORKSPACE: Final = 2 * 4 * MIB + 8 * 16 * KIB  # 8 519 680 B, ":4096:2:16:8"
@@ -84,17 +85,26 @@ def _capability(gpu: GPU | None) -> str:
 class Kernels(NamedTuple):
     """The libraries that multiply a step's matrices, as far as their workspaces differ."""
 
-    transformer_engine: bool = False
-    grouped: bool = False
-    """True if the products of several experts are computed at once, on several streams."""
+    transformer_engine: int = 0
+    """The number of Transformer Engine's workspaces."""
+    workspace: int | None = None
+    """The bytes of one of cuBLAS's workspaces, if the job's environment says it."""
 
 
 TORCH: Final = Kernels()
 
 
-def kernels_of(engine: str, model: Any) -> Kernels:
-    """Return the kernels of a model's step under an engine."""
-    return Kernels(engine == "megatron", model.active_parameters != model.num_parameters)
+def kernels_of(setup: Setup, model: Any) -> Kernels:
+    """Return the kernels of a model's step. Megatron's own layers, which have its own attention, use no Transformer Engine.
+    Products of several experts are computed at once, on several streams."""
+    own = setup.te_workspaces
+    if own is None and setup.engine == "megatron" and setup.attention != "eager":
+        own = 1 + _TE_STREAMS if model.active_parameters != model.num_parameters else 1
+    if setup.cublas_workspace_config is None:
+        return Kernels(own or 0)
+    from memcalc.inputs.cublas import workspace_config
+
+    return Kernels(own or 0, workspace_config(setup.cublas_workspace_config))
 
 
 class Workspaces(NamedTuple):
@@ -117,9 +127,8 @@ def transformer_engine_workspace(compute_capability: str) -> int:
 
 def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:
     """Return the workspaces of a step on a GPU; without a GPU, those of Ampere and Ada."""
-    capability = _capability(gpu)
-    each, streams = workspace_of(gpu), 1 + _TE_STREAMS if kernels.grouped else 1
-    own = [transformer_engine_workspace(capability)] * streams if kernels.transformer_engine else []
+    each = workspace_of(gpu) if kernels.workspace is None else kernels.workspace
+    own = [transformer_engine_workspace(_capability(gpu))] * kernels.transformer_engine
     return Workspaces((each, *own), (each,) * (HANDLES - 1))
 
 
@@ -134,7 +143,9 @@ def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = T
     workspace, *own = workspaces_of(gpu, kernels).forward
     basis, source = "modelled", "CublasHandlePool.cpp"
     measured = _measured(WORKSPACES, gpu)
-    if gpu is None:
+    if kernels.workspace is not None:
+        source = f"CUBLAS_WORKSPACE_CONFIG; {source}"
+    elif gpu is None:
         basis, source = "assumed", f"{source}; no --gpu given: not a Hopper GPU"
     elif not gpu.compute_capability:
         basis, source = "assumed", f"{source}; compute capability not known: the largest"

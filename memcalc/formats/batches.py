@@ -62,14 +62,13 @@ def _complete(given: Mapping[str, Any], values: dict[str, Value]) -> None:
 def _share(given: Mapping[str, Any], values: dict[str, Value]) -> None:
     """Put in the GPUs of a shard group where a file says the number of groups. Raises InputError if they do not divide."""
     replicas = values.pop(REPLICAS, None)
-    ranks = _ranks(given, values)
+    ranks = _ranks(given, values) * (_of("cp", given, values) or 1)
     if replicas is None or not ranks or "shard_group" in given:
         return
     if ranks % replicas.value:
-        raise InputError(f"{replicas.where} {replicas.value}: does not divide dp {ranks}; allowed: a divisor")
+        raise InputError(f"{replicas.where} {replicas.value}: does not divide dp·cp = {ranks}; allowed: a divisor")
     if replicas.value > 1:
-        group = ranks // replicas.value * (_of("cp", given, values) or 1)
-        values["shard_group"] = Value(group, f"{replicas.where} {replicas.value}", replicas.is_given)
+        values["shard_group"] = Value(ranks // replicas.value, f"{replicas.where} {replicas.value}", replicas.is_given)
 
 
 def _check(batch: Value, parts: int) -> None:

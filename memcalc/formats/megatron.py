@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from memcalc.errors import one_line
-from memcalc.formats.found import Found, Value
-from memcalc.formats.megatron_arguments import GPUS_PER_NODE, NODES, UNREAD, arguments_of
+from memcalc.formats.found import REPLICAS, Found, Value
+from memcalc.formats.megatron_arguments import GPUS_PER_NODE, NODES, UNREAD, WORKSPACES, arguments_of
 from memcalc.formats.megatron_flags import KNOWN
 from memcalc.formats.megatron_model import model_of
 from memcalc.formats.megatron_notes import check_modelled, notes_of
@@ -55,7 +55,7 @@ def read(file: str, arguments: Mapping[str, Any], *, with_model: bool = True) ->
         **_sharded(a, notes),
         **_precision(a),
         **_recomputed(a, notes),
-        **_kernels(a, notes),
+        **_kernels(a),
     }
     model, of_model = model_of(a) if with_model else (None, ())
     files = _files(a)
@@ -186,7 +186,7 @@ def _sharded(a: Arguments, notes: list[str]) -> dict[str, Value]:
         share = a.number("--optimizer-offload-fraction")
         if share is not None and share < 1:
             notes.append(f"{a.shown('--optimizer-offload-fraction')}: all states are offloaded")
-    return out | _instances(a, notes)
+    return out | _instances(a)
 
 
 def _optimizer(a: Arguments) -> dict[str, Value]:
@@ -202,21 +202,11 @@ def _optimizer(a: Arguments) -> dict[str, Value]:
     return {"optimizer": a.value(key, _OPTIMIZERS[name])}
 
 
-def _instances(a: Arguments, notes: list[str]) -> dict[str, Value]:
-    """Return the GPUs that one instance of the distributed optimizer spans. It needs the number of all GPUs."""
+def _instances(a: Arguments) -> dict[str, Value]:
+    """Return the instances of the distributed optimizer, each with all shards."""
     key = "--num-distributed-optimizer-instances"
     instances = a.whole(key, 1, 10**6)
-    if instances in (None, 1):
-        return {}
-    gpus = _gpus(a).get("gpus")
-    model_ranks = (a.whole(_DEGREES["tp"], 1) or 1) * (a.whole(_DEGREES["pp"], 1) or 1)
-    if gpus is None:
-        notes.append(f"{a.shown(key)}: counted as one; --shard-group dp·cp/{instances} says it")
-        return {}
-    ranks, rest = divmod(gpus.value, model_ranks * instances)
-    if rest or not ranks:
-        a.refuse(key, f"does not divide the {gpus.value} GPUs by tp · pp {model_ranks}; allowed: a divisor of dp · cp")
-    return {"shard_group": a.value(key, ranks)}
+    return {} if instances in (None, 1) else {REPLICAS: a.value(key, instances)}
 
 
 # --- dtypes
@@ -293,21 +283,31 @@ def _selective(a: Arguments, key: str, notes: list[str]) -> dict[str, Value]:
     return {"recompute": a.value(key, "selective")} if "core_attn" in modules else {}
 
 
-def _kernels(a: Arguments, notes: list[str]) -> dict[str, Value]:
+def _kernels(a: Arguments) -> dict[str, Value]:
     out: dict[str, Value] = {}
     if a.on("--no-gradient-accumulation-fusion"):
         out["gradient_accumulation_fusion"] = a.value("--no-gradient-accumulation-fusion", False)
-    out |= _attention(a)
+    out |= _attention(a) | _workspaces(a)
     fused = "--cross-entropy-loss-fusion"
     implementation = a.choice("--cross-entropy-fusion-impl", ("native", "te"))
     if a.on(fused):
-        out["cross_entropy"] = a.value(fused, "fused" if implementation == "te" else "vocab-parallel")
-        if implementation != "te":
-            notes.append(
-                "--cross-entropy-loss-fusion: counted as the loss that is not fused; this one has one fp32 copy of the logits"
-                " more, or two"
-            )
+        out["cross_entropy"] = a.value(fused, "fused" if implementation == "te" else "vocab-parallel-fused")
     return out
+
+
+def _workspaces(a: Arguments) -> dict[str, Value]:
+    """Return the workspaces of cuBLAS, and of Transformer Engine if products of experts are computed one by one."""
+    environment = "--" + WORKSPACES.replace("_", "-")
+    config = a.text(environment)
+    out = {} if config is None else {WORKSPACES: a.value(environment, config)}
+    routed = a.given("--num-experts", ("0",)) and not a.on("--deepspeed")
+    if routed and not a.on("--moe-grouped-gemm") and not _is_local(a):
+        return out | {"te_workspaces": a.default("--moe-grouped-gemm", 1)}
+    return out
+
+
+def _is_local(a: Arguments) -> bool:
+    return a.choice("--transformer-impl", ("local", "transformer_engine", "inference_optimized")) == "local"
 
 
 def _attention(a: Arguments) -> dict[str, Value]:
@@ -316,7 +316,7 @@ def _attention(a: Arguments) -> dict[str, Value]:
     backend = None if name is None else name.strip().lower().removeprefix("attnbackend.")
     if backend is not None and backend not in _BACKENDS:
         a.refuse(key, f"allowed: {', '.join(_BACKENDS)}")
-    if a.choice("--transformer-impl", ("local", "transformer_engine", "inference_optimized")) == "local":
+    if _is_local(a):
         return {"attention": a.value("--transformer-impl", "eager")}
     if backend is None and a.on("--deepspeed"):  # Megatron-DeepSpeed's own attention, unless it is told otherwise
         return {"attention": a.value("--use-flash-attn", "flash")} if a.on("--use-flash-attn") else {}

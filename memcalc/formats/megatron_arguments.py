@@ -16,6 +16,7 @@ from memcalc.errors import InputError, one_line
 from memcalc.formats.loading import load, mapping, text_of
 from memcalc.formats.megatron_flags import KNOWN, SINGLE, SWITCHES
 from memcalc.formats.megatron_shell import Script, read_script, read_words
+from memcalc.inputs.cublas import workspace_config
 from memcalc.units import MIB
 
 OPTION: Final = "--megatron-args"
@@ -25,6 +26,8 @@ SCRIPT: Final = "training_script"
 """The key of the Python file that the arguments are for."""
 NODES: Final = "nnodes"
 GPUS_PER_NODE: Final = "nproc_per_node"
+WORKSPACES: Final = "cublas_workspace_config"
+"""The key of the environment variable that a script or the `ENV_VARS` of a functional test set for the job."""
 _LAUNCHER: Final = {
     "nnodes": NODES, "num-nodes": NODES, "nproc-per-node": GPUS_PER_NODE, "num-gpus": GPUS_PER_NODE,
 }  # fmt: skip
@@ -74,9 +77,10 @@ def _of_file(path: Path, text: str) -> Mapping[str, Any]:
 
 def _of_mapping(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     """Return the arguments of a mapping. Sections are taken apart; other tools' sections are left out."""
-    if "MODEL_ARGS" in content:
-        content = {"MODEL_ARGS": content["MODEL_ARGS"]}
     out: dict[str, Any] = {}
+    if "MODEL_ARGS" in content:
+        out = _of_environment(content.get("ENV_VARS"))
+        content = {"MODEL_ARGS": content["MODEL_ARGS"]}
     for key, value in content.items():
         if key not in _SECTIONS:
             out[name_of(str(key))] = value
@@ -89,6 +93,13 @@ def _of_mapping(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
         elif value is not None:
             raise InputError(f"{_place(file)}: {key} {one_line(repr(value))}: allowed: a mapping of arguments")
     return out
+
+
+def _of_environment(variables: object) -> dict[str, Any]:
+    """Return what a job's environment says: {"cublas_workspace_config": ":4096:8"}, if torch can read it."""
+    given: Mapping[str, Any] = cast("Mapping[str, Any]", variables) if isinstance(variables, Mapping) else {}
+    config = str(given.get(WORKSPACES.upper(), ""))
+    return {WORKSPACES: config} if workspace_config(config) is not None else {}
 
 
 def name_of(flag: str) -> str:
@@ -118,6 +129,7 @@ def _of_text(text: str, file: str) -> Mapping[str, Any]:
     if words is None:
         raise InputError(f"{_place(file)}: holds no arguments of Megatron-LM; expected --num-layers and others")
     out = dict(_of_words(words, file))
+    out |= _of_environment(script.constants)
     for key, names in _VARIABLES.items():
         found = [value for name in names if isinstance(value := script.constants.get(name), str) and value.isdigit()]
         if found and key not in out:

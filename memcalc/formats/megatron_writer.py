@@ -32,7 +32,7 @@ _SAID: Final = frozenset({
     "engine", "tp", "pp", "cp", "cp_comm_type", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages",
     "first_stage_layers", "last_stage_layers", "micro_batch_size", "seq_len", "global_batch_size", "precision",
     "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
-    "attention_mask_in_dataloader",
+    "attention_mask_in_dataloader", "shard_group",
 })  # fmt: skip
 """The options that the arguments say, or that follow from those."""
 _WHY: Final[Mapping[str, str]] = {
@@ -41,7 +41,7 @@ _WHY: Final[Mapping[str, str]] = {
     "optimizer": "Megatron's adam decays weights as AdamW does",
     "etp": "a model without experts has none to split",
     "recompute_layers": "it is all layers of a stage, which --recompute-granularity full recomputes",
-    "shard_group": "--num-distributed-optimizer-instances says it together with the launcher's number of GPUs",
+    "cublas_workspace_config": "the job's environment says it: CUBLAS_WORKSPACE_CONFIG",
 }
 
 
@@ -150,12 +150,14 @@ def _recomputation(setup: Setup) -> Flags:
 
 
 def _kernels(setup: Setup) -> Flags:
-    is_fused = setup.cross_entropy == "fused"
+    implementation = {"fused": "te", "vocab-parallel-fused": "native"}.get(setup.cross_entropy or "")
+    one_by_one = {"--moe-grouped-gemm": None} if setup.te_workspaces == 1 else {}
     return {
+        **one_by_one,
         "--transformer-impl": "local" if setup.attention == "eager" else None,
         "--attention-backend": _BACKENDS.get(setup.attention or ""),
-        "--cross-entropy-loss-fusion": is_fused or None,
-        "--cross-entropy-fusion-impl": "te" if is_fused else None,
+        "--cross-entropy-loss-fusion": implementation is not None or None,
+        "--cross-entropy-fusion-impl": implementation,
         "--no-gradient-accumulation-fusion": setup.gradient_accumulation_fusion is False or None,
     }
 
@@ -165,6 +167,8 @@ def _kernels(setup: Setup) -> Flags:
 
 def _unsaid(setup: Setup, model: Model, *, is_routed: bool) -> dict[str, str]:
     said = {*_SAID, "etp"} if is_routed else {*_SAID}
+    if is_routed and setup.te_workspaces == 1 and setup.attention != "eager":
+        said.add("te_workspaces")
     stages = setup.pp * setup.virtual_stages
     counts = layers_of_chunks(model.layers, stages, setup.first_stage_layers, setup.last_stage_layers)
     if setup.recompute_layers is not None and setup.recompute_layers < max(counts):

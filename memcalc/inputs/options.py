@@ -55,6 +55,8 @@ class Options(NamedTuple):
     gradient_accumulation_fusion: bool | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
+    cublas_workspace_config: str | None = None
+    te_workspaces: int | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -100,7 +102,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),
-    "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked", "flash", "liger"),
+    "cross_entropy": ("eager", "vocab-parallel", "vocab-parallel-fused", "fused", "chunked", "flash", "liger"),
     "lora_bias": ("none", "all", "lora_only"),
     "adapter_dtype": ("fp32", "bf16", "fp16"),
     "base_dtype": ("fp32", "bf16", "fp16"),
@@ -130,6 +132,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     ),
     "pp_rank": (0, 10**6),
     "lora_rank": (0, 10**6),
+    "te_workspaces": (0, 64),
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),
     "seq_len": (1, 10**8),
@@ -222,6 +225,12 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name in EFFICIENCIES:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 < value <= 1 else "allowed: a share of the data sheet's rate, above 0, at most 1"
+    if name == "cublas_workspace_config":
+        from memcalc.inputs.cublas import WORKSPACE_CONFIG, workspace_config
+
+        return (
+            None if isinstance(value, str) and workspace_config(value) is not None else f"allowed: {WORKSPACE_CONFIG}"
+        )
     if name in TEXTS:
         return None if isinstance(value, str) and value.strip() else f"allowed: {TEXTS[name]}"
     return None if isinstance(value, str) else "allowed: a name of `memcalc gpus`, a memory (80GB), auto"

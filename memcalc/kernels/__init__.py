@@ -3,7 +3,7 @@
 `hf` is transformers' own code; `fused` is Liger-Kernel as it patches transformers; `megatron` is Megatron-Core with
 Transformer Engine. The loss is a separate choice: `eager` (transformers'), `fused` (Liger's, or Transformer Engine's
 with Megatron's kernels), `liger` (Liger's, over fp32 logits), `chunked` (torch's linear_cross_entropy), `flash`
-(flash-attn's, over half-precision logits), `vocab-parallel` (Megatron's).
+(flash-attn's, over half-precision logits), `vocab-parallel` (Megatron's), `vocab-parallel-fused` (Megatron's, compiled).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _activation(name: str, allowed: tuple[str, ...] | None) -> str | None:
 def losses(kernels: str, model_type: str) -> tuple[str, ...]:
     """Return the names of the cross-entropies that a model can have with these kernels."""
     if kernels == "megatron":
-        return ("vocab-parallel", "fused")
+        return ("vocab-parallel", "vocab-parallel-fused", "fused")
     support = support_of(model_type)
     fused = ("fused",) if support.liger is not None else ()
     chunked = ("chunked",) if support.chunked_loss else ()

@@ -284,6 +284,38 @@ def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return losses
 
 
+def compiled_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    """Run core/fusions/fused_cross_entropy.py on one rank: the functions of the loss, each compiled by `jit_fuser`.
+
+    A compiled function writes its results to tensors of their own. So the exponentials lie beside the fp32 copy of the logits,
+    and the gradient is written in 16 bits beside the softmax.
+    """
+    return _mean_loss(run, _compiled_cross_entropy(logits, _targets(run, labels)))
+
+
+def _compiled_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    memory, tokens = logits.memory, merge(*logits.shape[:-1])
+
+    def each_token(dtype: DType, name: str) -> Tensor:
+        return new_tensor(memory, (tokens,), dtype, name)
+
+    in_fp32 = new_tensor(memory, logits.shape, fp32, "logits in fp32")
+    maximum = each_token(fp32, "maximum")
+    outside, target_1d = each_token(boolean, "outside the vocabulary"), each_token(int64, "targets")
+    both = new_tensor(memory, (Dim("2", 2), tokens), fp32, "logits of the targets and sums")
+    softmax = like(in_fp32, "softmax")
+    losses = each_token(fp32, "loss of each token")
+    del both, maximum, in_fp32
+    if recording(logits):
+        losses.node = Node(memory, _compiled_backward, (logits,), (alias(softmax), outside, target_1d), logits.dtype)
+    return losses
+
+
+def _compiled_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    softmax, _outside, _target_1d = node.unpack()
+    return [like(softmax, "gradient of the logits", node.context)]
+
+
 def cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     softmax, outside, target_1d = node.unpack()
     _rows = like(target_1d, "rows")
@@ -337,5 +369,6 @@ SELECTIVE: Final[Replacements] = {
 
 LOSSES: Final[Mapping[str, Replacements]] = {
     "vocab-parallel": {blocks.causal_lm_loss: vocab_parallel_cross_entropy},
+    "vocab-parallel-fused": {blocks.causal_lm_loss: compiled_cross_entropy},
     "fused": {blocks.causal_lm_loss: fused_cross_entropy},
 }

@@ -354,10 +354,15 @@ class GPTModel(Program):
 
     def loss(self, run: Run, tp: TensorParallel, logits: Tensor, labels: Tensor) -> Tensor:
         tokens = (run.batch, tp.whole)
-        if not self.layout.fused_loss:
+        if self.layout.loss == "vocab-parallel":
             for name in ("maximum of the logits", "logits of the targets", "sum of exponentials"):
                 tp.send(run.memory, "all_reduce", name, tokens, fp32)
             return kernels.vocab_parallel_cross_entropy(run, logits, labels)
+        if self.layout.loss == "vocab-parallel-fused":
+            tp.send(run.memory, "all_reduce", "maximum of the logits", tokens, fp32)
+            both = (Dim("2", 2), *tokens)
+            tp.send(run.memory, "all_reduce", "logits of the targets and sums of exponentials", both, fp32)
+            return kernels.compiled_cross_entropy(run, logits, labels)
         three = (*tokens, Dim("3·tp", 3 * tp.ranks))
         tp.send(run.memory, "all_gather", "softmax statistics", three, fp32)
         return kernels.fused_cross_entropy(run, logits, labels)

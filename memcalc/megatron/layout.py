@@ -32,7 +32,8 @@ class Layout(NamedTuple):
     last: bool = True
     """True if the stage has the head and the loss."""
     selective: bool = False
-    fused_loss: bool = False
+    loss: str = "vocab-parallel"
+    """The loss, by the name of its option `--cross-entropy`."""
     fuses_accumulation: bool = True
     """True if the kernels that compute gradients of weights add them to the main gradients."""
     mask_in_batch: bool = True

@@ -110,6 +110,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
+        cublas_workspace_config=options.cublas_workspace_config,
+        te_workspaces=_te_workspaces(options, engine),
         attention=attention,
         cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,
@@ -164,6 +166,12 @@ def _megatrons(options: Options, name: str, engine: str) -> bool | None:
     if given is not None:
         refuse(name, given, "is an option of Megatron; allowed: with --engine megatron")
     return None
+
+
+def _te_workspaces(options: Options, engine: str) -> int | None:
+    if options.te_workspaces is not None and engine != "megatron":
+        refuse("te_workspaces", options.te_workspaces, "are Transformer Engine's; allowed: with --engine megatron")
+    return options.te_workspaces
 
 
 def _sequence_parallel(options: Options, engine: str) -> bool:

@@ -58,6 +58,10 @@ class Setup(NamedTuple):
     attention_mask_in_dataloader: bool | None
     sync_each_micro_batch: bool | None
     """True if DDP and FSDP2 reduce after every micro-batch; None if another engine or a pipeline's schedule decides."""
+    cublas_workspace_config: str | None
+    """The environment variable of this name, as given; None: torch's own sizes."""
+    te_workspaces: int | None
+    """The number of Transformer Engine's cuBLAS workspaces, as given; None: one for each of its streams."""
     attention: str | None
     cross_entropy: str | None
     padded: bool

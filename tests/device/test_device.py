@@ -128,7 +128,7 @@ def test_transformer_engines_workspace(gpu: str, capability: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernels", "count"), [(TORCH, 0), (Kernels(transformer_engine=True), 1), (Kernels(True, True), 5)]
+    ("kernels", "count"), [(TORCH, 0), (Kernels(transformer_engine=1), 1), (Kernels(transformer_engine=5), 5)]
 )
 def test_workspaces_of_transformer_engine(kernels: Kernels, count: int) -> None:
     """One, and one for each of the four streams of grouped products."""
@@ -139,6 +139,6 @@ def test_workspaces_of_transformer_engine(kernels: Kernels, count: int) -> None:
 @pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
 def test_every_gpu_has_workspaces(gpu: GPU) -> None:
     """AMD's capability is a name: gfx942."""
-    (own,) = (i for i in allocator_items([], gpu, Kernels(transformer_engine=True)) if i.name.startswith("Transformer"))
+    (own,) = (i for i in allocator_items([], gpu, Kernels(transformer_engine=1)) if i.name.startswith("Transformer"))
     newer = gpu.compute_capability.split(".")[0] in ("9", "10", "12")
     assert own.nbytes == (32 * MIB + 1024 if newer else 4 * MIB)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from memcalc import InputError, estimate, load_model
+from memcalc.formats.found import REPLICAS
 from memcalc.formats.megatron import arguments_of, read
 from memcalc.formats.megatron_flags import KNOWN
 from memcalc.inputs.options import check_options
@@ -85,7 +86,7 @@ def notes_of(text: str) -> tuple[str, ...]:
         ("--attention-backend local", {"attention": "eager"}),
         ("--transformer-impl local", {"attention": "eager"}),
         ("--use-flash-attn --transformer-impl transformer_engine", {}),
-        ("--cross-entropy-loss-fusion", {"cross_entropy": "vocab-parallel"}),
+        ("--cross-entropy-loss-fusion", {"cross_entropy": "vocab-parallel-fused"}),
         ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", {"cross_entropy": "fused"}),
         ("--cross-entropy-fusion-impl te", {}),
         ("--no-gradient-accumulation-fusion", {"gradient_accumulation_fusion": False}),
@@ -147,9 +148,9 @@ def test_gpus_of_a_launcher() -> None:
     assert "gpus" not in options_of(f"torchrun --nproc-per-node 8 pretrain_gpt.py {MODEL}")
     assert "gpus_per_node" not in options_of(f"torchrun --nproc-per-node gpu --nnodes 4 pretrain_gpt.py {MODEL}")
     instances = "--use-distributed-optimizer --num-distributed-optimizer-instances 2 --tensor-model-parallel-size 2"
-    assert options_of(f"{launcher} {MODEL} {instances}")["shard_group"] == 8
-    assert "shard_group" not in options_of(f"{MODEL} {instances}")
-    assert any("--num-distributed-optimizer-instances 2" in note for note in notes_of(instances))
+    assert options_of(f"{MODEL} {instances}")[REPLICAS] == 2
+    with_gpus = estimate(megatron_args=f"{MODEL} {instances} --bf16", gpus=32)
+    assert with_gpus.setup.shard_group == 8
 
 
 def test_where_values_are_from_and_which_are_defaults() -> None:
@@ -206,7 +207,6 @@ def test_the_file_of_deepspeed() -> None:
         ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", "--optimizer-offload-fraction 0.5: "),
         ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion: counted as fused"),
         ("--transformer-impl local", "--transformer-impl local: "),
-        ("--cross-entropy-loss-fusion", "--cross-entropy-loss-fusion: "),
         ("--position-embedding-type none", "--position-embedding-type none: "),
         ("--num-experts 4", "--moe-token-dispatcher-type allgather, its default: "),
         ("--num-experts 4", "--moe-grouped-gemm is missing"),

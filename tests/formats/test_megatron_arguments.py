@@ -123,6 +123,11 @@ def test_mappings_with_any_spelling() -> None:
     assert parsed({"--num-layers": 4, "--bf16": True}) == same
     assert parsed({"num_layers": 4, "bf16": True}) == same
     assert parsed({"MODEL_ARGS": {"--num-layers": 4, "--bf16": True}, "ENV_VARS": {"A": 1}}) == same
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    config = {"cublas_workspace_config": ":4096:8"}
+    assert parsed({"MODEL_ARGS": {"--num-layers": 4, "--bf16": True}, "ENV_VARS": environment}) == same | config
+    for unread in (None, "x", [], {"CUBLAS_WORKSPACE_CONFIG": "4096"}, {"CUBLAS_WORKSPACE_CONFIG": [":4096:8"]}):
+        assert parsed({"MODEL_ARGS": {"--num-layers": 4, "--bf16": True}, "ENV_VARS": unread}) == same
     assert parsed({"MODEL_ARGS": "--num-layers 4 --bf16"}) == {"num_layers": "4", "bf16": True}
     assert parsed({"MODEL_ARGS": ["--num-layers", 4, "--bf16"]}) == {"num_layers": "4", "bf16": True}
     assert parsed({"language_model": {"num_layers": 4}, "bf16": True}) == same

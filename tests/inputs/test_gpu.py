@@ -258,7 +258,7 @@ def test_what_is_not_known_of_it_is_not_guessed() -> None:
 
 def test_transformer_engines_workspaces_are_the_largest_too() -> None:
     unknown, hopper = (
-        devices.workspaces_of(load_gpu(name), devices.Kernels(True, True)) for name in ("80GB", "h100-80gb")
+        devices.workspaces_of(load_gpu(name), devices.Kernels(transformer_engine=5)) for name in ("80GB", "h100-80gb")
     )
     assert unknown == hopper
 

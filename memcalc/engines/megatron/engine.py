@@ -105,7 +105,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         first=span.first,
         last=span.last,
         selective=setup.recompute == "selective",
-        fused_loss=setup.cross_entropy == "fused",
+        loss=setup.cross_entropy or "vocab-parallel",
         fuses_accumulation=setup.gradient_accumulation_fusion is not False,
         mask_in_batch=setup.attention_mask_in_dataloader is not False,
     )

@@ -100,7 +100,7 @@ def _answer(model: Model, alike: Alike, values: Values, gpu: GPU | None, out: Co
     for phase, size in phases.items():
         _write(out, phase, alike.places, size)
     out["rank"][alike.places] = np.array([rank.number for rank in found])[which]
-    out["workspaces"][alike.places] = workspaces_of(gpu, kernels_of(setup.engine, model)).total
+    out["workspaces"][alike.places] = workspaces_of(gpu, kernels_of(setup, model)).total
     numbers = _with_numbers(setup, values.number(0), values.number(1), values.number(2))
     for place, rank in enumerate(found):
         own = np.flatnonzero(which == place)
