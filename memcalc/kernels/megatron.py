@@ -131,10 +131,10 @@ def te_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     if q.shape[0].size == 1:
         return te_fused_attention(q, k, v)
-    return clone(te_fused_attention(*(_batch_first(x) for x in (q, k, v))))
+    return clone(te_fused_attention(*(batch_first(x) for x in (q, k, v))))
 
 
-def _batch_first(x: Tensor) -> Tensor:
+def batch_first(x: Tensor) -> Tensor:
     return transpose(clone(transpose(x, 1, 2)), 1, 2)
 
 

@@ -16,12 +16,13 @@ from memcalc.core.ops.elementwise import recording
 from memcalc.core.ops.shape import transpose
 from memcalc.core.ops.work import attends, attends_backward
 from memcalc.core.tensor import Tensor, new_tensor
-from memcalc.megatron.context_parallel.layout import laid_out, send, whole_sequence
+from memcalc.kernels.liger import alias
+from memcalc.megatron.context_parallel.layout import Laid, laid_out, send, whole_sequence
 
 
-def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
+def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int, incoming: Laid = alias) -> Tensor:
     """Compute attention. It saves q, k, v and the output of the rank's heads, the output of its tokens, and one fp32
-    logsumexp per query and head."""
+    logsumexp per query and head. `incoming` lays out the gradient that backward is given."""
     own = [_heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
     q_part, k_part, v_part = _to_heads([q, k, v], own, ["queries", "keys", "values"])
     attends(q.memory, own[0], own[1], own[2], q.dtype)
@@ -30,7 +31,7 @@ def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     (out,) = _to_tokens([out_part], [q.shape], ["attention output"])
     if recording(q, k, v):
         saved = (q_part, k_part, v_part, out_part, logsumexp)
-        out.node = Node(q.memory, _exchanged_backward, (q, k, v), saved)
+        out.node = Node(q.memory, _exchanged_backward, (q, k, v), saved, incoming)
     return transpose(out, 1, 2)
 
 
@@ -76,7 +77,8 @@ def _to_tokens(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> 
 def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, k, v, out, _logsumexp = node.unpack()
     tokens = [shape for shape, _ in node.metadata]
-    (_grad,) = _to_heads([grads[0]], [out.shape], ["output gradient"])
+    gradient = node.context(grads[0])
+    (_grad,) = _to_heads([gradient], [out.shape], ["output gradient"])
     attends_backward(q.memory, q.shape, k.shape, v.shape, q.dtype)
     gradients = [laid_out(x, x.shape, "gradient of a rank's heads") for x in (q, k, v)]
     return _to_tokens(gradients, tokens, ["query gradient", "key gradient", "value gradient"])

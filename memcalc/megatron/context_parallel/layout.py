@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 
 _DIAGONAL: Final = 2
+Laid = Callable[["Tensor"], "Tensor"]
+"""A function that returns a tensor in the layout that a kernel takes: the tensor itself, or a copy."""
 
 
 def laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:

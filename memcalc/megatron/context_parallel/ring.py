@@ -18,16 +18,17 @@ from memcalc.core.ops.elementwise import like, recording
 from memcalc.core.ops.shape import transpose
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.kernels.liger import alias
-from memcalc.megatron.context_parallel.layout import attends_in_parts, laid_out, send
+from memcalc.megatron.context_parallel.layout import Laid, attends_in_parts, laid_out, send
 
 _PAIR = Dim("2", 2)
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int, incoming: Laid = alias) -> Tensor:
     """Compute attention: q (batch, heads, seq/cp, head_dim), k and v with their heads -> (batch, seq/cp, heads,
     head_dim).
 
-    It saves q, the keys and values received last, the output and one fp32 logsumexp per query and head.
+    It saves q, the keys and values received last, the output and one fp32 logsumexp per query and head. `incoming` lays out
+    the gradient that backward is given.
     """
     memory = q.memory
     pair = (*k.shape[:3], _joined(k.shape[3], v.shape[3]))
@@ -47,7 +48,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     logsumexp = like(sums[0], "attention logsumexp")
     out = laid_out(q, out_shape, "attention output")
     if recording(q, k, v):
-        out.node = Node(memory, _ring_backward, (q, k, v), (q, received[-1], alias(out), logsumexp), ranks)
+        out.node = Node(memory, _ring_backward, (q, k, v), (q, received[-1], alias(out), logsumexp), (ranks, incoming))
     return transpose(out, 1, 2)
 
 
@@ -58,7 +59,9 @@ def _joined(k: Dim, v: Dim) -> Dim:
 
 def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, kv, _out, _logsumexp = node.unpack()
-    ranks: int = node.context
+    ranks: int = node.context[0]
+    incoming: Laid = node.context[1]
+    _gradient = incoming(grads[0])
     memory, shapes = node.memory, [shape for shape, _ in node.metadata[1:]]
     query_gradient = laid_out(q, q.shape, "query gradient")
     buffers = [new_tensor(memory, (_PAIR, *kv.shape), kv.dtype, "keys, values and their gradients") for _ in range(2)]
