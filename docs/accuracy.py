@@ -7,7 +7,9 @@ the tests.
 
 from __future__ import annotations
 
+import statistics
 import sys
+import textwrap
 from pathlib import Path
 
 import evidence
@@ -21,6 +23,7 @@ from memcalc.validate.versions import ESTIMATED
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from cases import AUTO_CLASSES, Case, parameter_cases, step_cases
+from megatron_functional_tests import WHY, functional_tests
 from published_runs import OLDER_RUNS, PUBLISHED_RUNS, RESERVED_RUNS, TORCHTITANS_OWN
 
 TITLE = """# Accuracy
@@ -125,7 +128,46 @@ def published() -> list[str]:
         ours = run.estimate().allocated / 2**30
         error = 100 * (ours / run.allocated - 1)
         lines.append(f"| {run.name} | {run.allocated:.2f} | {ours:.2f} | {error:+.2f} % | {run.source} |")
-    return [*lines, *reserved(), *older(), "", *published_volumes()]
+    return [*lines, *functional_test_lines(), *reserved(), *older(), "", *published_volumes()]
+
+
+FUNCTIONAL_TESTS = """
+### Megatron-LM's functional tests
+
+Megatron-LM's CI keeps the largest `max_memory_allocated` of the last rank of small GPTs, with and without experts, on 8 H100 or
+A100. Estimates read the arguments of each case, and CUBLAS_WORKSPACE_CONFIG of its environment
+(tests/megatron_functional_tests.json; cases that load a checkpoint are left out, because loading it may need more than a step).
+Of {runs} peaks the median error is {median:.2f} %, and {close} are within 1 %. The others, in MiB:
+
+| case | GPU | recorded | memcalc | error |
+|---|---|---|---|---|
+"""
+
+OF_EXPERTS = """
+Which tokens an expert gets is not the same in two runs: records of one case with experts differ by up to 6 %. The two largest
+errors have other reasons:
+"""
+
+
+def functional_test_lines() -> list[str]:
+    """Megatron-LM's own records: their number, and each error above 1 %."""
+    runs, errors = functional_tests(), evidence.functional_test_errors()
+    close, middle = sum(abs(error) <= 0.01 for error in errors), 100 * statistics.median(map(abs, errors))
+    lines = FUNCTIONAL_TESTS.format(runs=len(runs), median=middle, close=close).splitlines()
+    for run, error in zip(runs, errors, strict=True):
+        if abs(error) > 0.01:
+            recorded, ours = run.max_allocated / 2**20, run.estimate().allocated / 2**20
+            lines.append(f"| {run.case} | {run.gpu} | {recorded:,.0f} | {ours:,.0f} | {100 * error:+.2f} % |")
+    return [
+        *lines,
+        *OF_EXPERTS.splitlines(),
+        "",
+        *(
+            line
+            for name, why in WHY.items()
+            for line in textwrap.wrap(f"- {name}: {why}.", 125, subsequent_indent="  ")
+        ),
+    ]
 
 
 RESERVED = """

@@ -18,7 +18,8 @@ from memcalc.validate.recording import read_record
 from memcalc.validate.records import rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from published_runs import PUBLISHED_RUNS, RESERVED_RUNS, SIMUMAX_RUNS
+from megatron_functional_tests import functional_tests
+from published_runs import RESERVED_RUNS, SIMUMAX_RUNS
 from published_step_times import published_times
 
 TRAINER = Path(__file__).resolve().parent.parent / "tests" / "published_measurements.json"
@@ -75,7 +76,6 @@ def evidence() -> tuple[Evidence, ...]:
     """The lines, without verdicts."""
     runs = [run for run in trainer_runs() if run.measured]
     room = [run for run in runs if run.has_room]
-    megatron = [run for run in PUBLISHED_RUNS if run not in SIMUMAX_RUNS]
     allocated = "`max_memory_allocated`"
     return (
         Evidence("fms-acceleration (IBM)", "HF SFTTrainer, 1–2 A100", allocated, _errors(runs, "allocated")),
@@ -84,7 +84,7 @@ def evidence() -> tuple[Evidence, ...]:
         Evidence(
             "SimuMax (Moore Threads)", "Megatron, 8 B200", "`max_memory_reserved`", _published(SIMUMAX_RUNS, "reserved")
         ),
-        Evidence("Megatron-LM (NVIDIA)", "Megatron, 8 H100 or A100", allocated, _published(megatron, "allocated")),
+        Evidence("Megatron-LM (NVIDIA)", "Megatron, 8 H100 or A100", allocated, functional_test_errors()),
         Evidence(
             "torchtitan (PyTorch)",
             "FSDP2, 8 and 128 H100",
@@ -93,6 +93,12 @@ def evidence() -> tuple[Evidence, ...]:
         ),
         *(Evidence(OWN, _engines(), number, _recorded(row)) for row, number in _ROWS.items()),
     )
+
+
+@cache
+def functional_test_errors() -> tuple[float, ...]:
+    """The errors of Megatron-LM's functional tests, in their order."""
+    return tuple(run.error() for run in functional_tests())
 
 
 OWN = "memcalc (tests/measured)"

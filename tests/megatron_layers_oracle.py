@@ -52,6 +52,11 @@ class BiasActivation(Function):
         return made, None if bias is None else made, None
 
 
+def _squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """squared_relu, compiled (jit_fuser): it saves its input."""
+    return BiasActivation.apply(x, None, x.shape[-1])
+
+
 class BiasDropoutAdd(Function):
     """bias_dropout_add_fused_train: one kernel, and the mask of its dropout."""
 
@@ -190,14 +195,16 @@ def layers_step(a: Architecture, *, attention: str, tp: int, batch: int, seq: in
             of_attention = spec.submodules.self_attention.submodules
             of_attention.q_layernorm = of_attention.k_layernorm = Norm
         gelu = torch.nn.functional.gelu if a.linear_bias else GeLU.apply
+        ungated = _squared_relu if a.squared_relu else gelu
+        fuses_bias = (a.gated or a.linear_bias) and not a.squared_relu
         config = TransformerConfig(
             num_layers=a.layers, hidden_size=a.hidden, num_attention_heads=a.heads, num_query_groups=a.kv_heads,
             kv_channels=a.head_dim, ffn_hidden_size=a.ffn, tensor_model_parallel_size=tp, sequence_parallel=tp > 1,
             params_dtype=torch.bfloat16, bf16=True, gated_linear_unit=a.gated,
-            activation_func=torch.nn.functional.silu if a.gated else gelu,
+            activation_func=torch.nn.functional.silu if a.gated else ungated,
             normalization="RMSNorm" if a.rms_norm else "LayerNorm", add_bias_linear=a.linear_bias, add_qkv_bias=a.qkv_bias,
             qk_layernorm=a.qk_norm, hidden_dropout=a.hidden_dropout, attention_dropout=a.attention_dropout,
-            use_cpu_initialization=True, perform_initialization=False, bias_activation_fusion=a.gated or a.linear_bias,
+            use_cpu_initialization=True, perform_initialization=False, bias_activation_fusion=fuses_bias,
             masked_softmax_fusion=False, bias_dropout_fusion=True, gradient_accumulation_fusion=False,
         )  # fmt: skip
         with FakeTensorMode(allow_non_fake_inputs=True):

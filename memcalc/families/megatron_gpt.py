@@ -42,6 +42,7 @@ class MegatronGPTConfig(FamilyConfig):
     position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     swiglu: bool = False
+    squared_relu: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     qk_layernorm: bool = False
@@ -72,7 +73,7 @@ class MegatronGPTConfig(FamilyConfig):
 
     @property
     def activation(self) -> str:
-        return "swiglu" if self.swiglu else "gelu"
+        return "squared_relu" if self.squared_relu else "swiglu" if self.swiglu else "gelu"
 
     def check(self) -> None:
         super().check()
@@ -81,6 +82,8 @@ class MegatronGPTConfig(FamilyConfig):
         check_divides(self, "num_attention_heads", "num_query_groups")
         if self.position_embedding_type == "learned_absolute" and self.max_position_embeddings is None:
             raise ValueError("field `max_position_embeddings` is missing, and learned positions need it")
+        if self.squared_relu and (self.swiglu or self.num_experts is not None):
+            raise ValueError("squared_relu is modelled without swiglu and without num_experts")
         if self.num_experts is not None:
             self._check_experts(self.num_experts)
         if self.multi_latent_attention:
@@ -133,6 +136,7 @@ def _architecture(config: Any) -> Architecture:
         ffn=c.ffn_hidden_size,
         vocab=c.vocab_size,
         gated=c.swiglu,
+        squared_relu=c.squared_relu,
         rms_norm=c.normalization == "RMSNorm",
         qkv_bias=c.add_qkv_bias or c.add_bias_linear,
         linear_bias=c.add_bias_linear,
@@ -300,7 +304,7 @@ FAMILY: Final = Family(
         only_engine="megatron",
         architecture=_architecture,
         activation_field="activation",
-        megatron_activations=("swiglu", "gelu"),
+        megatron_activations=("swiglu", "gelu", "squared_relu"),
         only_qkv_biases=True,
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from memcalc.families import FAMILIES
 from memcalc.families.base.architecture import Architecture, architecture_of
@@ -157,7 +157,7 @@ class Kind(NamedTuple):
     """The parts that layers are made of."""
 
     rms_norm: bool
-    swiglu: bool
+    activation: Literal["swiglu", "gelu", "squared_relu"]
     biased: bool
     """True if all linear layers have biases."""
     learned: bool
@@ -165,11 +165,11 @@ class Kind(NamedTuple):
 
     @property
     def is_llama(self) -> bool:
-        return (self.rms_norm, self.swiglu, self.biased, self.learned) == (True, True, False, False)
+        return (self.rms_norm, self.activation, self.biased, self.learned) == (True, "swiglu", False, False)
 
     @property
     def is_gpt2(self) -> bool:
-        return (self.rms_norm, self.swiglu, self.biased, self.learned) == (False, False, True, True)
+        return (self.rms_norm, self.activation, self.biased, self.learned) == (False, "gelu", True, True)
 
 
 def _kind(a: Arguments, shape: Shape, notes: list[str]) -> Kind:
@@ -183,7 +183,18 @@ def _kind(a: Arguments, shape: Shape, notes: list[str]) -> Kind:
     learned = positions == "learned_absolute"
     if learned:
         _wanted(a, "--max-position-embeddings")
-    return Kind(norm == "RMSNorm", a.on("--swiglu"), not a.on("--disable-bias-linear"), learned)
+    return Kind(norm == "RMSNorm", _activation(a), not a.on("--disable-bias-linear"), learned)
+
+
+def _activation(a: Arguments) -> Literal["swiglu", "gelu", "squared_relu"]:
+    """Return the activation. Raises InputError for two of them (arguments.py, core_transformer_config_from_args)."""
+    if not a.on("--squared-relu"):
+        return "swiglu" if a.on("--swiglu") else "gelu"
+    if a.on("--swiglu"):
+        a.reject("--squared-relu", "Megatron refuses it beside --swiglu; allowed: one of them")
+    if a.given("--num-experts", ("0",)):
+        a.reject("--squared-relu", "experts with it are not modelled; allowed: --swiglu")
+    return "squared_relu"
 
 
 def _own(a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropouts: Dropouts) -> dict[str, Any]:
@@ -199,7 +210,7 @@ def _own(a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropou
         "vocab_size": shape.vocab,
         "position_embedding_type": "learned_absolute" if kind.learned else "rope",
         "normalization": "RMSNorm" if kind.rms_norm else "LayerNorm",
-        "swiglu": kind.swiglu,
+        "swiglu": kind.activation == "swiglu",
         "add_bias_linear": kind.biased,
         "add_qkv_bias": a.on("--add-qkv-bias"),
         "qk_layernorm": a.on("--qk-layernorm"),
@@ -207,6 +218,8 @@ def _own(a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropou
         "hidden_dropout": dropouts.hidden,
         "attention_dropout": dropouts.attention,
     }
+    if kind.activation == "squared_relu":
+        config["squared_relu"] = True
     if shape.positions is not None:
         config["max_position_embeddings"] = shape.positions
     if experts is not None:

@@ -63,6 +63,7 @@ def _layers(a: Architecture) -> Flags:
     return {
         "--normalization": "RMSNorm" if a.rms_norm else "LayerNorm",
         "--swiglu": a.gated or None,
+        "--squared-relu": a.squared_relu or None,
         "--disable-bias-linear": not a.linear_bias or None,
         "--add-qkv-bias": (a.qkv_bias and not a.linear_bias) or None,
         "--qk-layernorm": (a.qk_norm or a.latent is not None) or None,

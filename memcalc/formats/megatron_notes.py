@@ -10,7 +10,6 @@ from memcalc.formats.megatron_section import Arguments
 
 _NO_TYPE: Final = "no modelled type has it; allowed: leave it out"
 _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "--squared-relu": (_NO_TYPE, ()),
     "--quick-geglu": (_NO_TYPE, ()),
     "--hybrid-layer-pattern": ("Mamba and hybrid layers are not modelled with Megatron", ()),
     "--hybrid-override-pattern": ("Mamba and hybrid layers are not modelled with Megatron", ()),
@@ -148,7 +147,7 @@ def _fusions(a: Arguments) -> list[str]:
     gated, biased = a.on("--swiglu"), not a.on("--disable-bias-linear")
     if gated and a.on("--no-bias-swiglu-fusion"):
         notes.append("--no-bias-swiglu-fusion: counted as fused")
-    if not gated and biased and a.on("--no-bias-gelu-fusion"):
+    if not gated and biased and not a.on("--squared-relu") and a.on("--no-bias-gelu-fusion"):
         notes.append("--no-bias-gelu-fusion: counted as fused")
     if a.given("--transformer-impl", ("transformer_engine",)):
         notes.append(f"{a.shown('--transformer-impl')}: kernels besides attention are counted as Transformer Engine's")

@@ -18,6 +18,8 @@ _MULTIPLE: Final = "--make-vocab-size-divisible-by"
 _GPT2: Final = 50257
 _DEFAULTS: Final = {"TikTokenizer": 2**17, "Llama2Tokenizer": 32000}
 """The tokens of a type without `--vocab-size`: DEFAULT_TIKTOKEN_MAX_VOCAB, and those of Llama 2's tokenizer.model."""
+_FILES: Final = {"nemotron_2_256k.model": 256000}
+"""The tokens of a tokenizer's file: Nemotron's, as in transformers' configuration_nemotron.py."""
 _BERT: Final = ("BertWordPieceLowerCase", "BertWordPieceCase")
 _MOST: Final = 10**7
 
@@ -54,6 +56,10 @@ def _tokens(a: Arguments, notes: list[str], multiple: int) -> int:
         a.refuse(_TYPE, "BERT is not modelled with Megatron; allowed: a GPT's tokenizer")
     if kind == "GPT2BPETokenizer":
         return _GPT2
+    file = str(a.content.get("--tokenizer-model", "")).rpartition("/")[2]
+    if size is None and kind not in _DEFAULTS and file in _FILES:
+        notes.append(f"--tokenizer-model {file}: counted with its {_FILES[file]} tokens")
+        return _FILES[file]
     if size is None and kind not in _DEFAULTS:
         key = next((k for k in (_TYPE, "--patch-tokenizer-type", "--tokenizer-model") if a.given(k)), _TYPE)
         a.reject(key, f"the arguments do not tell the size of its vocabulary; allowed: with {_SIZE} or {_PADDED}")

@@ -333,12 +333,20 @@ class GPTModel(Program):
     def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim) -> Tensor:
         fc1, fc2 = m / "linear_fc1", m / "linear_fc2"
         intermediate_parallel = column_parallel(fc1, tp, hidden_states, fc1.weight())
-        intermediate_parallel = self.activation(intermediate_parallel, fc1.optional("bias"), ffn)
+        bias = fc1.optional("bias")
+        if self.a.squared_relu and bias is not None:
+            intermediate_parallel, bias = intermediate_parallel + bias, None
+        intermediate_parallel = self.activation(intermediate_parallel, bias, ffn)
         return row_parallel(fc2, tp, intermediate_parallel, fc2.weight())
 
+    @property
+    def activation_name(self) -> str:
+        return "squared ReLU" if self.a.squared_relu else "gated" if self.a.gated else "gelu"
+
     def activation(self, x: Tensor, bias: Tensor | None, ffn: Dim) -> Tensor:
-        """Run bias_swiglu_impl or bias_gelu_impl. It saves its input (and the bias)."""
-        out = new_tensor(x.memory, (*x.shape[:-1], ffn), x.dtype, "gated" if self.a.gated else "gelu")
+        """Run bias_swiglu_impl or bias_gelu_impl. It saves its input (and the bias). squared_relu (core/activations.py,
+        compiled) saves its input."""
+        out = new_tensor(x.memory, (*x.shape[:-1], ffn), x.dtype, self.activation_name)
         inputs = (x,) if bias is None else (x, bias)
         if recording(*inputs):
             out.node = Node(x.memory, _activation_backward, inputs, inputs)

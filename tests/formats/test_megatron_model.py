@@ -295,7 +295,8 @@ def test_a_vocabulary_that_is_not_known_is_refused(more: str, named: str) -> Non
     [
         (LLAMA.replace("rope", "mrope"), "--position-embedding-type 'mrope'"),
         (LLAMA.replace("rope", "alibi"), "--position-embedding-type 'alibi'"),
-        ("--squared-relu", "--squared-relu"),
+        (f"{LLAMA} --squared-relu", "--squared-relu: Megatron refuses it beside --swiglu"),
+        ("--squared-relu --num-experts 4", "--squared-relu: experts with it are not modelled"),
         ("--quick-geglu", "--quick-geglu"),
         ("--num-experts 4", "--num-experts 4"),
         (f"{LLAMA} --mtp-num-layers 1", "--mtp-num-layers 1"),

@@ -39,6 +39,8 @@ MIXTURES = {
     "gpt-qk-norm": replace(GPT, qk_norm=True),
     "gpt-qk-norm-gqa": replace(GPT, qk_norm=True, kv_heads=4),
     "llama-qk-norm-qkv-bias": replace(LLAMA, qk_norm=True, qkv_bias=True),
+    "squared-relu": replace(LLAMA, gated=False, squared_relu=True),
+    "squared-relu-biases": replace(GPT, squared_relu=True),
     "llama-dropout": replace(LLAMA, hidden_dropout=0.1, attention_dropout=0.1),
     "gpt-dropout": replace(GPT, hidden_dropout=0.1, attention_dropout=0.1),
     "swiglu-biases-dropout": replace(LLAMA, linear_bias=True, qkv_bias=True, hidden_dropout=0.1),

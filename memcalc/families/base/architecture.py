@@ -67,6 +67,8 @@ class Architecture:
     attention_dropout: float = 0.0
     experts: Experts | None = None
     latent: Latent | None = None
+    squared_relu: bool = False
+    """True for `--squared-relu`; False: GELU, or SwiGLU."""
 
     def routed(self, start: int, layers: int) -> tuple[bool, ...]:
         """Tell which of `layers` layers from `start` on have experts; () if the model has none."""
