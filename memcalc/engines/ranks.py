@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from memcalc.core.dims import Poly, numel
 from memcalc.core.rows import Row
@@ -20,7 +20,10 @@ from memcalc.layout.collectives import Collective
 from memcalc.megatron.schedules import State, Turn
 from memcalc.setup.setup import Setup
 from memcalc.tape.played import Played, Recorded
-from memcalc.tape.profile import Choices, Profile, Resizable, profile, shallow_trace
+from memcalc.tape.profile import Choices, Profile, Resizable, cut_of, profile, shallow_trace
+
+if TYPE_CHECKING:
+    from memcalc.megatron.gpt_model import GPTModel
 
 
 class Sums(NamedTuple):
@@ -171,7 +174,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         profiles: list[Profile] = []
         for chunk in stage.chunks:
             key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.tokens_per_part))
-            make = partial(profile, chunk, choices, setup.micro_batch_size, setup.tokens_per_part)
+            make = partial(_of_chunk, model, chunk, choices, setup)
             profiles.append(_made(model, key, setup.tokens_per_part, make))
         holdings = megatron.holdings_of(setup, stage)
         played = turns_to_play(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
@@ -185,6 +188,18 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         )  # fmt: skip
         out.append(rank)
     return out
+
+
+def _of_chunk(model: Model, chunk: GPTModel, choices: Choices, setup: Setup) -> Profile:
+    """Return the profile of a chunk of a stage. Chunks that differ in their number of equal layers share a run."""
+    cut, layout = cut_of(chunk, choices), chunk.layout
+    batch, seq = setup.micro_batch_size, setup.tokens_per_part
+    if not cut.middle.more or layout.recompute_layers is not None:
+        return Profile(cut.run(chunk, batch, seq))
+    alike = layout._replace(layers=cut.depth, routed=layout.routed[: cut.depth])
+    key = ("cut", *cut.choices, alike, cut.middle.early, cut.middle.late, chunk.branch(batch, seq))
+    run = _made(model, key, seq, partial(cut.run, chunk, batch, seq))
+    return Profile(run._replace(middle=cut.middle))
 
 
 def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:

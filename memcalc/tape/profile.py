@@ -222,25 +222,43 @@ def gradient_order(program: Program, autocast: DType | None = None) -> list[tupl
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """Return the profile of a program. `batch` and `seq` only decide branches: the result holds for all values that
     take the same branches."""
-    # Hooks act on neighbouring layers too. The first and the last layer lack a prefetch or a reduction that all others
-    # have. And a sum over layers is made in the last layer but one.
+    return Profile(cut_of(program, choices).run(program, batch, seq))
+
+
+class Cut(NamedTuple):
+    """The run with few layers that stands for the one at the real depth."""
+
+    depth: int
+    choices: Choices
+    middle: Middle
+
+    def run(self, program: Program, batch: int, seq: int) -> Trace:
+        return trace(program, self.choices, batch, seq, self.depth, self.middle)
+
+
+def cut_of(program: Program, choices: Choices) -> Cut:
+    """Return the cut of a program.
+
+    Hooks act on neighbouring layers too. The first and the last layer lack a prefetch or a reduction that all others have.
+    And a sum over layers is made in the last layer but one.
+    """
     alone = choices.hooks is None and not program.layers_add_up
-    return Profile(_cut_trace(program, choices, batch, seq, ends=1 if alone else 2))
+    return _cut(program, choices, ends=1 if alone else 2)
 
 
-def _cut_trace(program: Program, choices: Choices, batch: int, seq: int, ends: int) -> Trace:
-    """Run the program with `ends` periods at each end of the layers that repeat, two middle periods, and any layers
-    that do not fit a period. If too few periods repeat, run all layers."""
+def _cut(program: Program, choices: Choices, ends: int) -> Cut:
+    """Return the cut with `ends` periods at each end of the layers that repeat, two middle periods, and any layers that do
+    not fit a period. If too few periods repeat, it is all layers."""
     start, end, period = _longest(program, choices.recompute_layers)
     first = start + ends * period + (end - start) % period if period else 0
     if not period or (end - start) // period < 2 * ends + 3:
-        return trace(program, choices, batch, seq, program.layers)
+        return Cut(program.layers, choices, NO_MIDDLE)
     early, late = range(first, first + period), range(first + period, first + 2 * period)
     more = (end - first) // period - 2 - ends
     recomputed, left_out = choices.recompute_layers, more * period
     if recomputed is not None and first < recomputed:
         choices = choices._replace(recompute_layers=recomputed - left_out)
-    return trace(program, choices, batch, seq, program.layers - left_out, Middle(early, late, more))
+    return Cut(program.layers - left_out, choices, Middle(early, late, more))
 
 
 def _longest(program: Program, recomputed: int | None) -> tuple[int, int, int]:
@@ -266,7 +284,7 @@ def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Pr
 
 def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
     """Run the program with few layers if the stack is periodic, for an engine that acts around layers."""
-    return _cut_trace(program, choices, batch, seq, ends=2)
+    return _cut(program, choices, ends=2).run(program, batch, seq)
 
 
 def profile_of_steps(run: Trace) -> Profile:

@@ -140,11 +140,11 @@ def test_a_run_with_few_layers_is_the_full_one(
         sent = sorted((one.name, one.payload, one.calls) for one in report.collectives)
         return report.phases, report.total("saved_activations"), sent, report.allocated, report.reserved
 
-    def whole(program: Any, choices: Any, batch: int, seq: int, ends: int) -> Any:
-        return profile.trace(program, choices, batch, seq, program.layers)
+    def whole(program: Any, choices: Any, ends: int) -> profile.Cut:
+        return profile.Cut(program.layers, choices, profile.NO_MIDDLE)
 
     few = read()
-    monkeypatch.setattr(profile, "_cut_trace", whole)
+    monkeypatch.setattr(profile, "_cut", whole)
     assert few == read()
 
 
