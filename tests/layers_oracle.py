@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from memcalc.tracing.realism import gpu_dropout
 from memcalc.validate.realism import cuda_kernels
 
 torch_activations = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
@@ -54,6 +56,22 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(b, t, c))
 
 
+class Linear(nn.Linear):
+    """torch adds the bias in place where the rows are not one piece of memory, but not under a dispatch mode (native/Linear.cpp)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 2 or x.is_contiguous() or self.bias is None:
+            return super().forward(x)
+        return _biased(x, self.weight, self.bias)
+
+
+def _biased(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        bias, weight, x = bias.to(dtype), weight.to(dtype), x.to(dtype)
+    return torch.matmul(x, weight.t()).add_(bias)
+
+
 class Transpose(nn.Module):
     def __init__(self, i: int, j: int) -> None:
         super().__init__()
@@ -69,20 +87,97 @@ class Last(nn.Module):
 
 
 class Loop(nn.Module):
-    """nn.LSTM or nn.RNN without cuDNN; only the outputs go on."""
+    """nn.LSTM, nn.GRU or nn.RNN as aten/src/ATen/native/RNN.cpp runs them on a GPU without cuDNN; only the outputs go on.
+
+    The CPU has no fused cells, so their loop is written here. Under fake tensors the cells and their derivatives are torch's.
+    """
 
     def __init__(self, made: nn.RNNBase) -> None:
         super().__init__()
         for name, weight in list(made._parameters.items()):
             self.register_parameter(name, weight)
-        self.held = [made]
+        self.made = [made]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made = self.held[0]
-        for name, weight in self._parameters.items():
-            made._parameters[name] = weight
-        made._flat_weights = list(self._parameters.values())
-        return made(x)[0]
+        made = self.made[0]
+        ways = 1 + made.bidirectional
+        size = made.num_layers * ways, x.shape[0], made.hidden_size
+        first = [torch.zeros(size, dtype=x.dtype).unbind(0) for _ in range(1 + (made.mode == "LSTM"))]
+        y, last = x.transpose(0, 1), []
+        for layer in range(made.num_layers):
+            y, ends = self.layer(layer, y, [own[layer * ways :] for own in first])
+            last += ends
+            if made.dropout and layer < made.num_layers - 1:
+                y = nn.functional.dropout(y, made.dropout)
+        held = [torch.stack([end[i] for end in last], 0) for i in reversed(range(len(first)))]
+        del held
+        return y.transpose(0, 1)
+
+    def layer(self, layer: int, x: torch.Tensor, first: list[Any]) -> tuple[torch.Tensor, list[Any]]:
+        inputs = x.unbind(0)
+        forth, end = self.steps(f"l{layer}", inputs, [own[0] for own in first])
+        if not self.made[0].bidirectional:
+            return torch.stack(forth, 0), [end]
+        whole = torch.stack(forth, 0)
+        back, other = self.steps(f"l{layer}_reverse", inputs[::-1], [own[1] for own in first])
+        return torch.cat([whole, torch.stack(back[::-1], 0)], -1), [end, other]
+
+    def steps(self, name: str, inputs: Any, states: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        out = []
+        for x in inputs:
+            states = self.step(name, x, states)
+            out.append(states[0])
+        return out, states
+
+    def step(self, name: str, x: torch.Tensor, states: list[torch.Tensor]) -> list[torch.Tensor]:
+        p, mode = self._parameters, self.made[0].mode
+        ih, hh = p[f"weight_ih_{name}"], p[f"weight_hh_{name}"]
+        biases = p.get(f"bias_ih_{name}"), p.get(f"bias_hh_{name}")
+        if mode.startswith("RNN"):
+            total = nn.functional.linear(states[0], hh, biases[1]).add_(nn.functional.linear(x, ih, biases[0]))
+            return [torch.tanh(total) if mode == "RNN_TANH" else torch.relu(total)]
+        gates = torch.matmul(x, ih.t()), torch.matmul(states[0], hh.t())
+        if mode == "LSTM":
+            return list(torch.ops.aten._thnn_fused_lstm_cell(*gates, states[1], *biases)[:2])
+        return [torch.ops.aten._thnn_fused_gru_cell(*gates, states[0], *biases)[0]]
+
+
+class WithSquares(LiveBytes):
+    """The mean squared error makes the squares within its kernel (native/Loss.cpp), and no dispatcher sees them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten.mse_loss.default:
+            self.register(torch.empty_like(args[0]))
+        return out
+
+
+@contextlib.contextmanager
+def fused_cells() -> Iterator[None]:
+    """What native/cuda/RNN.cu allocates for the cells of a GRU, for which torch has no function of sizes alone, and of an LSTM,
+    whose own one fails without biases."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def lstm(gates: Any, _hidden: Any, cx: Any, _b: Any = None, _c: Any = None) -> Any:
+        workspace = torch.empty_like(gates)
+        return torch.empty_like(cx), torch.empty_like(cx), workspace
+
+    def forward(gates: Any, _hidden: Any, hx: Any, _b: Any = None, _c: Any = None) -> Any:
+        return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+    def backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
+        n, h = grad.shape
+        gates = [grad.new_empty((n, 3 * h)) for _ in range(2)]
+        biases = [grad.new_empty(3 * h) if has_bias else None for _ in range(2)]
+        return (*gates, torch.empty_like(grad), *biases)
+
+    library.impl("_thnn_fused_lstm_cell", lstm, "Meta", allow_override=True)
+    library.impl("_thnn_fused_gru_cell", forward, "Meta")
+    library.impl("_thnn_fused_gru_cell_backward", backward, "Meta")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 def sequential(entries: list[Any], shape: tuple[int, ...]) -> tuple[nn.Sequential, tuple[int, ...]]:
@@ -116,7 +211,7 @@ def one(entry: Any, shape: tuple[int, ...]) -> tuple[nn.Module, tuple[int, ...]]
     with torch.device("meta"), torch.no_grad():
         module = layer(entry, shape)
         if isinstance(module, Loop):
-            return module, (*shape[:-1], module.held[0].hidden_size * (1 + module.held[0].bidirectional))
+            return module, (*shape[:-1], module.made[0].hidden_size * (1 + module.made[0].bidirectional))
         ids = isinstance(module, nn.Embedding)
         out = module(torch.zeros(shape, dtype=torch.int64 if ids else torch.float32))
     return module, tuple(out.shape)
@@ -128,7 +223,7 @@ def layer(entry: Any, shape: tuple[int, ...]) -> nn.Module:
     main = {
         "conv2d": "out", "conv1d": "out", "convtranspose2d": "out", "linear": "out", "maxpool2d": "kernel", "avgpool2d": "kernel",
         "adaptiveavgpool2d": "size", "groupnorm": "groups", "relu": "inplace", "dropout": "p", "attention": "heads",
-        "transpose": "dims", "lstm": "hidden", "rnn": "hidden", "flatten": "start_dim",
+        "transpose": "dims", "lstm": "hidden", "gru": "hidden", "rnn": "hidden", "flatten": "start_dim",
     }  # fmt: skip
     o = dict(given) if isinstance(given, dict) else {main[name]: given}
     if name in ("conv2d", "conv1d", "convtranspose2d"):
@@ -147,13 +242,13 @@ def layer(entry: Any, shape: tuple[int, ...]) -> nn.Module:
     if name == "groupnorm":
         return nn.GroupNorm(o.pop("groups"), shape[1], **o)
     if name == "linear":
-        return nn.Linear(shape[-1], o.pop("out"), **o)
+        return Linear(shape[-1], o.pop("out"), **o)
     if name == "embedding":
         return nn.Embedding(o["vocab"], o["size"])
     if name == "attention":
         return Attention(shape[-1], **o)
-    if name in ("lstm", "rnn"):
-        kind = {"lstm": nn.LSTM, "rnn": nn.RNN}[name]
+    if name in ("lstm", "gru", "rnn"):
+        kind = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}[name]
         return Loop(kind(shape[-1], o.pop("hidden"), o.pop("layers", 1), batch_first=True, **o))
     if name in torch_activations:
         return torch_activations[name](**o)
@@ -223,21 +318,24 @@ def step_of(
     seq: int | None = None,
     dtype: torch.dtype = torch.float32,
     autocast: torch.dtype | None = None,
-    device: str = "cpu",
+    real: bool = False,
 ) -> Seen:
     """Run the step of AdamW twice over tensors without data; the second is reported."""
     model, out_shape = module_of(content, batch, seq)
-    mode = LiveBytes()
+    mode = WithSquares()
     lists = contextlib.nullcontext() if autocast is None else cuda_lists_on_the_cpu()
-    with cuda_kernels(None), FakeTensorMode(allow_non_fake_inputs=True), lists:
-        with torch.device(device):
-            place(model, dtype, device).train()
-            shape, kind = input_of(content, batch, seq, dtype)
-            x, targets = torch.zeros(shape, dtype=kind), targets_of(content, out_shape, dtype)
+    with contextlib.ExitStack() as stack:
+        for context in (cuda_kernels(None), gpu_dropout(), FakeTensorMode(allow_non_fake_inputs=True), fused_cells()):
+            if not real:
+                stack.enter_context(context)
+        stack.enter_context(lists)
+        place(model, dtype).train()
+        shape, kind = input_of(content, batch, seq, dtype)
+        x, targets = torch.zeros(shape, dtype=kind), targets_of(content, out_shape, dtype)
         opt = torch.optim.AdamW(model.parameters(), foreach=True)
         for tensor in (*model.parameters(), *model.buffers()):
             mode.register(tensor)
-        with mode, torch.backends.cudnn.flags(enabled=False):
+        with mode:
             mode.register(x)
             mode.register(targets)
             loss = torch.zeros(())
@@ -249,7 +347,7 @@ def step_of(
                 mode.begin()
                 mode.forwards.clear()
                 mode.flops.clear()
-                with torch.autocast(device, autocast, enabled=autocast is not None):
+                with torch.autocast("cpu", autocast, enabled=autocast is not None):
                     loss = loss_of(content, model(x), targets)
                 gc.collect()
                 left, forward = sum(mode.forwards.values()), mode.highest
@@ -264,20 +362,21 @@ def step_of(
                 opt.zero_grad(set_to_none=True)
                 seen = Seen(start, saved, forward, backward, mode.highest, flops)
     assert seen is not None
-    return seen
+    counters = 4 * sum(1 for _ in model.parameters())  # AdamW's `step`, which is on the CPU
+    return Seen(*(n if i == 1 else n - counters for i, n in enumerate(seen[:5])), seen.flops)
 
 
-def place(model: nn.Module, dtype: torch.dtype, device: str) -> nn.Module:
-    """What `model.to(device, dtype)` does; on fake tensors `.to` itself fails."""
+def place(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """What `model.to(dtype)` does; on fake tensors `.to` itself fails."""
     for module in model.modules():
         for name, weight in list(module._parameters.items()):
             if weight is not None:
-                made = torch.empty(weight.shape, dtype=dtype, device=device)
+                made = torch.empty(weight.shape, dtype=dtype)
                 module._parameters[name] = nn.Parameter(made)
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
                 kind = dtype if buffer.is_floating_point() else buffer.dtype
-                module._buffers[name] = torch.zeros(buffer.shape, dtype=kind, device=device)
+                module._buffers[name] = torch.zeros(buffer.shape, dtype=kind)
     return model
 
 
@@ -286,7 +385,7 @@ def flops_of(content: dict[str, Any], batch: int, seq: int | None = None) -> dic
     counts: Counter[str] = Counter()
     model, out_shape = module_of(content, batch, seq)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        place(model, torch.float32, "cpu")
+        place(model, torch.float32)
         shape, kind = input_of(content, batch, seq, torch.float32)
         x, targets = torch.zeros(shape, dtype=kind), targets_of(content, out_shape, torch.float32)
         with FlopCounterMode(display=False) as counter:

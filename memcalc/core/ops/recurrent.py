@@ -1,8 +1,8 @@
 """Steps of recurrent layers, as ATen computes them on a GPU without cuDNN (aten/src/ATen/native/RNN.cpp).
 
-An LSTM's cell is one kernel over the gates of input and state. It saves its old and new cell state and a workspace of
-the four gates (tools/autograd/derivatives.yaml, _thnn_fused_lstm_cell). The cell of a simple RNN is a sum and a tanh or
-a relu.
+The cell of an LSTM or a GRU is one kernel over the gates of input and state. It saves all its operands, an LSTM's also
+the new cell state, and a workspace (tools/autograd/derivatives.yaml, _thnn_fused_lstm_cell, _thnn_fused_gru_cell):
+backward needs the workspace, a second derivative the operands. The cell of a simple RNN is a sum and a tanh or a relu.
 """
 
 from __future__ import annotations
@@ -33,20 +33,46 @@ def lstm_cell(
     inputs = [t for t in (of_input, of_state, cell, input_bias, state_bias) if t is not None]
     if recording(*inputs):
         kept = Tensor(following.storage, following.shape, following.strides, following.dtype)
-        node = Node(memory, _lstm_cell_backward, inputs, (cell, kept, workspace), outputs=2)
+        node = Node(memory, _lstm_cell_backward, inputs, [*inputs, kept, workspace], outputs=2)
         state.node = following.node = node
         following.output = 1
     return state, following
 
 
 def _lstm_cell_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    cell, _following, workspace = node.unpack()
+    saved = node.unpack()
+    cell, workspace = saved[2], saved[-1]
     gates = new_tensor(node.memory, workspace.shape, workspace.dtype, "gradient of the gates")
     of_cell = new_tensor(node.memory, cell.shape, cell.dtype, "gradient of the cell state")
     if len(node.edges) == 3:
         return [gates, gates, of_cell]
     bias = new_tensor(node.memory, workspace.shape[1:], workspace.dtype, "gradient of the bias")
     return [gates, gates, of_cell, bias, bias]
+
+
+@autocast("_thnn_fused_gru_cell")
+def gru_cell(
+    of_input: Tensor, of_state: Tensor, state: Tensor, input_bias: Tensor | None, state_bias: Tensor | None
+) -> Tensor:
+    """Compute `_thnn_fused_gru_cell`: gates (batch, 3·hidden) of the input and of the state, and the state (batch,
+    hidden) -> the next state. The workspace has five values for each of the state's (native/cuda/RNN.cu,
+    GRU_WORKSPACE_MULTIPLIER)."""
+    memory, (batch, hidden) = of_input.memory, state.shape
+    workspace = new_tensor(memory, (batch, Dim("5·hidden", 5 * hidden.size)), state.dtype, "gates")
+    out = new_tensor(memory, state.shape, state.dtype, "state")
+    inputs = [t for t in (of_input, of_state, state, input_bias, state_bias) if t is not None]
+    if recording(*inputs):
+        out.node = Node(memory, _gru_cell_backward, inputs, [*inputs, workspace])
+    return out
+
+
+def _gru_cell_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    _saved = node.unpack()
+    (gates, dtype), _, (state, _dtype) = node.metadata[:3]
+    of_gates = [new_tensor(node.memory, gates, dtype, f"gradient of the gates of the {s}") for s in ("input", "state")]
+    of_state = new_tensor(node.memory, state, dtype, "gradient of the state")
+    biases = [new_tensor(node.memory, shape, kind, "gradient of the bias") for shape, kind in node.metadata[3:]]
+    return [*of_gates, of_state, *biases]
 
 
 def unbind(a: Tensor) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ def kinds() -> Mapping[str, type[Layer]]:
     """Return the kinds by their names, in the order of the documents."""
     every: tuple[type[Layer], ...] = (
         c.Conv2d, c.Conv1d, c.ConvTranspose2d, c.MaxPool2d, c.AvgPool2d, c.AdaptiveAvgPool2d, n.BatchNorm1d, n.BatchNorm2d,
-        n.SyncBatchNorm, n.LayerNorm, n.GroupNorm, d.Linear, d.Embedding, d.Attention, r.LSTM, r.RNN, s.ReLU,
+        n.SyncBatchNorm, n.LayerNorm, n.GroupNorm, d.Linear, d.Embedding, d.Attention, r.LSTM, r.GRU, r.RNN, s.ReLU,
         s.LeakyReLU, s.GELU, s.SiLU, s.Sigmoid, s.Tanh, s.Softmax, s.Dropout, s.Flatten, s.Identity, s.Transpose, s.Last,
     )  # fmt: skip
     return {kind.kind: kind for kind in every}

@@ -1,4 +1,4 @@
-"""Recurrent layers: nn.LSTM and nn.RNN, as ATen runs them on a GPU without cuDNN (torch.backends.cudnn.enabled = False).
+"""Recurrent layers: nn.LSTM, nn.GRU and nn.RNN, as ATen runs them on a GPU without cuDNN (torch.backends.cudnn.enabled = False).
 
 cuDNN runs all steps as one kernel. It keeps a reserve whose size only its own library can tell
 (cudnnGetRNNTempSpaceSizes), so it is not counted here.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from memcalc.core.ops.elementwise import activation, add_, dropout, tanh
 from memcalc.core.ops.matmul import linear, mm
-from memcalc.core.ops.recurrent import both_ways, lstm_cell, stack_first, unbind
+from memcalc.core.ops.recurrent import both_ways, gru_cell, lstm_cell, stack_first, unbind
 from memcalc.core.ops.shape import transpose
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.config import Count, Layers, Probability
@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent(Layer):
-    """What nn.LSTM and nn.RNN have in common. Only the outputs go on to the next layer."""
+    """What nn.LSTM, nn.GRU and nn.RNN have in common. Only the outputs go on to the next layer."""
 
     main: ClassVar[str] = "hidden"
     aliases: ClassVar[Mapping[str, str]] = {
@@ -45,6 +45,7 @@ class Recurrent(Layer):
     component: ClassVar[str] = "recurrent"
     saves_input: ClassVar[bool] = True
     gates: ClassVar[int]
+    carried: ClassVar[Sequence[str]] = ("states",)
 
     in_: Count | None = None
     hidden: Count
@@ -92,33 +93,42 @@ class Recurrent(Layer):
     def run(self, m: Module, x: Tensor, out: Shape) -> Tensor:
         with m:
             state = (dim("layers·directions", self.layers * self.directions), x.shape[0], dim("hidden", self.hidden))
-            states = self.first_states(m, state, x)
+            states = [unbind(new_tensor(x.memory, state, x.dtype, f"first {name}")) for name in self.carried]
             y = transpose(x, 0, 1)
             del x
+            last: list[Sequence[Tensor]] = []
             for layer in range(self.layers):
-                y = self.one_layer(m, layer, y, [own[layer * self.directions :] for own in states])
+                y, ends = self.one_layer(m, layer, y, [own[layer * self.directions :] for own in states])
+                last += ends
                 if self.dropout and layer < self.layers - 1:
                     y = dropout(y, self.dropout)
+            _last = [stack_first([end[i] for end in last], state[0]) for i in reversed(range(len(states)))]
             return transpose(y, 0, 1)
 
-    def first_states(self, m: Module, state: Shape, x: Tensor) -> list[tuple[Tensor, ...]]:
-        """Return the zeros that forward begins with, for each layer and direction."""
-        raise NotImplementedError
-
-    def one_layer(self, m: Module, layer: int, x: Tensor, states: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Return the outputs of a layer over (steps, batch, features)."""
+    def one_layer(
+        self, m: Module, layer: int, x: Tensor, states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, list[Sequence[Tensor]]]:
+        """Return the outputs of a layer over (steps, batch, features), and the last states of each direction."""
         steps = x.shape[0]
         inputs = unbind(x)
-        forth = stack_first(self.steps(_cell(m, layer, ""), inputs, [own[0] for own in states]), steps)
+        forth, end = self.steps(_cell(m, layer, ""), inputs, [own[0] for own in states])
         if not self.bidirectional:
-            return forth
-        again = unbind(x)[::-1]
-        back = self.steps(_cell(m, layer, "_reverse"), again, [own[1] for own in states])
+            return stack_first(forth, steps), [end]
+        whole = stack_first(forth, steps)
+        back, other_end = self.steps(_cell(m, layer, "_reverse"), inputs[::-1], [own[1] for own in states])
         turned = stack_first(back[::-1], steps)
-        return both_ways(forth, turned, dim("features", 2 * self.hidden))
+        return both_ways(whole, turned, dim("features", 2 * self.hidden)), [end, other_end]
 
-    def steps(self, cell: Cell, inputs: Sequence[Tensor], states: list[Tensor]) -> list[Tensor]:
-        """Return the output of each step."""
+    def steps(self, cell: Cell, inputs: Sequence[Tensor], states: list[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """Return the output of each step, and the last states."""
+        out: list[Tensor] = []
+        for x in inputs:
+            states = self.step(cell, x, states)
+            out.append(states[0])
+        return out, states
+
+    def step(self, cell: Cell, x: Tensor, states: list[Tensor]) -> list[Tensor]:
+        """Return the states after a step."""
         raise NotImplementedError
 
 
@@ -129,8 +139,10 @@ def _cell(m: Module, layer: int, way: str) -> Cell:
     return Cell(weight_ih, weight_hh, bias_ih, bias_hh)
 
 
-def _zeros(x: Tensor, state: Shape, name: str) -> tuple[Tensor, ...]:
-    return unbind(new_tensor(x.memory, state, x.dtype, name))
+def _gates(cell: Cell, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the products with the input and with the state, without biases."""
+    of_input = mm(x, transpose(cell.weight_ih, 0, 1), name="gates of the input")
+    return of_input, mm(state, transpose(cell.weight_hh, 0, 1), name="gates of the state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,19 +155,23 @@ class LSTM(Recurrent):
         "in_", "hidden", "layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size",
     )  # fmt: skip
     gates: ClassVar[int] = 4
+    carried: ClassVar[Sequence[str]] = ("states", "cell states")
 
-    def first_states(self, m: Module, state: Shape, x: Tensor) -> list[tuple[Tensor, ...]]:
-        return [_zeros(x, state, "first states"), _zeros(x, state, "first cell states")]
+    def step(self, cell: Cell, x: Tensor, states: list[Tensor]) -> list[Tensor]:
+        return list(lstm_cell(*_gates(cell, x, states[0]), states[1], cell.bias_ih, cell.bias_hh))
 
-    def steps(self, cell: Cell, inputs: Sequence[Tensor], states: list[Tensor]) -> list[Tensor]:
-        state, of_cell = states
-        out: list[Tensor] = []
-        for x in inputs:
-            of_input = mm(x, transpose(cell.weight_ih, 0, 1), name="gates of the input")
-            of_state = mm(state, transpose(cell.weight_hh, 0, 1), name="gates of the state")
-            state, of_cell = lstm_cell(of_input, of_state, of_cell, cell.bias_ih, cell.bias_hh)
-            out.append(state)
-        return out
+
+@dataclass(frozen=True, kw_only=True)
+class GRU(Recurrent):
+    """nn.GRU."""
+
+    kind: ClassVar[str] = "gru"
+    torch: ClassVar[str] = "GRU"
+    positions: ClassVar[Sequence[str]] = LSTM.positions[:-1]
+    gates: ClassVar[int] = 3
+
+    def step(self, cell: Cell, x: Tensor, states: list[Tensor]) -> list[Tensor]:
+        return [gru_cell(*_gates(cell, x, states[0]), states[0], cell.bias_ih, cell.bias_hh)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,19 +187,7 @@ class RNN(Recurrent):
 
     nonlinearity: Literal["tanh", "relu"] = "tanh"
 
-    def first_states(self, m: Module, state: Shape, x: Tensor) -> list[tuple[Tensor, ...]]:
-        return [_zeros(x, state, "first states")]
-
-    def steps(self, cell: Cell, inputs: Sequence[Tensor], states: list[Tensor]) -> list[Tensor]:
-        (state,) = states
-        out: list[Tensor] = []
-        for x in inputs:
-            of_state = linear(state, cell.weight_hh, cell.bias_hh)
-            total = add_(of_state, linear(x, cell.weight_ih, cell.bias_ih))
-            del of_state
-            state = tanh(total) if self.nonlinearity == "tanh" else activation(total, "relu")
-            del total
-            out.append(state)
-        return out
-
-
+    def step(self, cell: Cell, x: Tensor, states: list[Tensor]) -> list[Tensor]:
+        total = linear(states[0], cell.weight_hh, cell.bias_hh)
+        total = add_(total, linear(x, cell.weight_ih, cell.bias_ih))
+        return [tanh(total) if self.nonlinearity == "tanh" else activation(total, "relu")]
