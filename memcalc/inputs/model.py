@@ -229,6 +229,10 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
         raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
     notes = (*notes, *(note for note in of_weights if note not in notes))
     model_type = config.get("model_type")
+    if model_type == "layers" or (model_type is None and isinstance(config.get("layers"), list)):
+        raise InputError(
+            f"--model {one_line(name)}: has a list of `layers`; allowed: --layers FILE, memcalc.load_layers(...)"
+        )
     tower = None if isinstance(model_type, str) and model_type in FAMILIES else text_tower(config)
     if tower is not None and str(tower.get("model_type")) in FAMILIES:
         return from_config(tower, f"{name} (text tower)", bundled=bundled, notes=notes)

@@ -6,6 +6,8 @@ input, its weight, the common mean and inverse deviation, and the counts.
 
 from __future__ import annotations
 
+from typing import Final
+
 from memcalc.core.autograd import Node
 from memcalc.core.dims import ONE_DIM, Dim, Shape
 from memcalc.core.dtypes import DType, boolean, fp32, int32
@@ -13,6 +15,9 @@ from memcalc.core.ops.elementwise import cast, recording
 from memcalc.core.ops.norm import batch_norm
 from memcalc.core.ops.shape import contiguous
 from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
+
+AXIS: Final = "batch norm"
+"""The axis of what the op sends, which is that of data parallelism: an engine sends its own over it."""
 
 
 def sync_batch_norm(
@@ -70,6 +75,6 @@ def _accumulated(dtype: DType) -> DType:
 
 
 def _send(memory: Memory, kind: str, name: str, shape: Shape, dtype: DType) -> None:
-    memory.sent.append(Sent("dp", kind, name, memory.phase, memory.layer, shape, dtype))
+    memory.sent.append(Sent(AXIS, kind, name, memory.phase, memory.layer, shape, dtype))
 
 
