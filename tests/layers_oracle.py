@@ -81,6 +81,17 @@ class Transpose(nn.Module):
         return x.transpose(*self.dims)
 
 
+class DropoutInPlace(nn.Module):
+    """torch's own dropout_, which has no fused kernel on a GPU either (native/Dropout.cpp)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.dropout_(x, self.p, True)
+
+
 class Last(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, -1]
@@ -257,7 +268,7 @@ def layer(entry: Any, shape: tuple[int, ...]) -> nn.Module:
     if name == "softmax":
         return nn.Softmax(-1)
     if name == "dropout":
-        return nn.Dropout(**o)
+        return DropoutInPlace(o["p"]) if o.get("inplace") else nn.Dropout(**o)
     if name == "flatten":
         return nn.Flatten(o.get("start_dim", 1))
     if name == "transpose":

@@ -30,7 +30,7 @@ OPTIONS = (
     "--quantize-compute-dtype", "--prepare-kbit-training", "--task", "--precompute-reference",
     "--offload-optimizer", "--offload-params", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
-    "--deepspeed", "--accelerate", "--training-args", "--megatron-args", "--torchtitan", "--explain-setup",
+    "--deepspeed", "--accelerate", "--training-args", "--megatron-args", "--torchtitan", "--layers", "--explain-setup",
 )  # fmt: skip
 
 VALUES = {

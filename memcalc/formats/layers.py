@@ -48,4 +48,16 @@ def _model(file: str, content: Mapping[str, Any]) -> Model:
         raise InputError(f"{place}: {one_line(error, 400)}") from None
     named = content.get("name")
     name = named if isinstance(named, str) and named.strip() else Path(file).stem if file else "layers"
-    return Model(one_line(name), "layers", program, cast("dict[str, Any]", {"model_type": "layers", **content}))
+    fields = cast("dict[str, Any]", {"model_type": "layers", **content})
+    return Model(one_line(name), "layers", program, fields, notes_of(program))
+
+
+def notes_of(program: Any) -> tuple[str, ...]:
+    """Return what a reader should know of how the layers are counted."""
+    recurrent = sorted({one.layer.torch for one in program.network.layers if one.layer.component == "recurrent"})
+    if not recurrent:
+        return ()
+    return (
+        f"{', '.join(recurrent)}: as torch runs it without cuDNN (torch.backends.cudnn.enabled = False), a kernel for each "
+        "step; cuDNN keeps a reserve for backward instead, whose size its own library alone tells, so it is not modelled",
+    )
