@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
 
 class Linear(nn.Linear):
-    """torch adds the bias in place where the rows are not one piece of memory, but not under a dispatch mode (native/Linear.cpp)."""
+    """torch adds the bias in place where the rows are not one piece of memory, but not under a dispatch mode (Linear.cpp)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 2 or x.is_contiguous() or self.bias is None:
@@ -133,7 +133,9 @@ class Loop(nn.Module):
         back, other = self.steps(f"l{layer}_reverse", inputs[::-1], [own[1] for own in first])
         return torch.cat([whole, torch.stack(back[::-1], 0)], -1), [end, other]
 
-    def steps(self, name: str, inputs: Any, states: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def steps(
+        self, name: str, inputs: Any, states: list[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         out = []
         for x in inputs:
             states = self.step(name, x, states)
@@ -232,7 +234,8 @@ def layer(entry: Any, shape: tuple[int, ...]) -> nn.Module:
     """A layer of torch.nn by its name in the notation; `shape` is its input's, with the batch."""
     name, given = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
     main = {
-        "conv2d": "out", "conv1d": "out", "convtranspose2d": "out", "linear": "out", "maxpool2d": "kernel", "avgpool2d": "kernel",
+        "conv2d": "out", "conv1d": "out", "convtranspose2d": "out", "linear": "out",
+        "maxpool2d": "kernel", "avgpool2d": "kernel",
         "adaptiveavgpool2d": "size", "groupnorm": "groups", "relu": "inplace", "dropout": "p", "attention": "heads",
         "transpose": "dims", "lstm": "hidden", "gru": "hidden", "rnn": "hidden", "flatten": "start_dim",
     }  # fmt: skip
@@ -291,7 +294,9 @@ class Seen(NamedTuple):
     flops: dict[str, int]
 
 
-def input_of(content: dict[str, Any], batch: int, seq: int | None, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+def input_of(
+    content: dict[str, Any], batch: int, seq: int | None, dtype: torch.dtype
+) -> tuple[tuple[int, ...], torch.dtype]:
     given = content["input"]
     if given == "tokens":
         return (batch, seq or 0), torch.int64

@@ -19,8 +19,8 @@ from memcalc.core.ops.shape import cat, reshape, view
 from memcalc.families.base.config import FamilyConfig
 from memcalc.families.base.layers.layer import shown
 from memcalc.families.base.layers.network import Block, Concat, Network, Placed, Repeated, Residual
-from memcalc.families.base.layers.recurrent import Recurrent
 from memcalc.families.base.layers.norms import SyncBatchNorm
+from memcalc.families.base.layers.recurrent import Recurrent
 from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from memcalc.core.dims import Shape
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.layers.layer import Layer
     from memcalc.families.base.layers.network import Node
     from memcalc.families.base.layers.notation import Given
 
@@ -79,11 +80,16 @@ class LayersProgram(Program):
         self.layers = max(1, network.blocks)
         placed = [one.layer for one in network.layers]
         self.polynomial = not (self.has_sequence and any(isinstance(one, Recurrent) for one in placed))
+        self.notes = notes_of(placed)
         self.sync_batch_norm = any(isinstance(one, SyncBatchNorm) for one in placed)
         if not network.wants_gradient:
-            raise ValueError("layers: no layer has parameters, so there is nothing to train; allowed: a linear or a conv2d")
+            raise ValueError(
+                "layers: no layer has parameters, so there is nothing to train; allowed: a linear or a conv2d"
+            )
         if self.loss == "cross-entropy" and not 1 <= len(network.out) <= 3:
-            raise ValueError(f"loss cross-entropy: takes classes, tokens × classes or classes × height × width, not {shown(network.out)}")
+            raise ValueError(
+                f"loss cross-entropy: takes classes, tokens × classes or classes × height × width, not {shown(network.out)}"
+            )
 
     def at(self, seq: Dim) -> Network:
         """Return the network for sequences of a length."""
@@ -195,6 +201,17 @@ class LayersProgram(Program):
 
     def loss_in(self, computes: DType, buffers: DType) -> DType:
         return computes
+
+
+def notes_of(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return what a reader should know of how the layers are counted."""
+    recurrent = sorted({layer.torch for layer in layers if isinstance(layer, Recurrent)})
+    if not recurrent:
+        return ()
+    return (
+        f"{', '.join(recurrent)}: as torch runs it without cuDNN (torch.backends.cudnn.enabled = False), a kernel for each "
+        "step; cuDNN keeps a reserve for backward instead, whose size its own library alone tells, so it is not modelled",
+    )
 
 
 FAMILY: Final = Family("layers", LayersProgram, Support(tensor_parallel={}, batch="images"))

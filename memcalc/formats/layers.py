@@ -31,7 +31,9 @@ def load_layers(
     if isinstance(source, list):
         source = {"layers": source}
     if not isinstance(source, (str, os.PathLike, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"{OPTION} {one_line(source)}: allowed: a path, a mapping of a file's content, a list of layers")
+        raise InputError(
+            f"{OPTION} {one_line(source)}: allowed: a path, a mapping of a file's content, a list of layers"
+        )
     file, content = load(OPTION, source)
     given = {name: value for name, value in (("input", input), ("loss", loss)) if value is not None}
     return _model(file, {**content, **given})
@@ -49,15 +51,4 @@ def _model(file: str, content: Mapping[str, Any]) -> Model:
     named = content.get("name")
     name = named if isinstance(named, str) and named.strip() else Path(file).stem if file else "layers"
     fields = cast("dict[str, Any]", {"model_type": "layers", **content})
-    return Model(one_line(name), "layers", program, fields, notes_of(program))
-
-
-def notes_of(program: Any) -> tuple[str, ...]:
-    """Return what a reader should know of how the layers are counted."""
-    recurrent = sorted({one.layer.torch for one in program.network.layers if one.layer.component == "recurrent"})
-    if not recurrent:
-        return ()
-    return (
-        f"{', '.join(recurrent)}: as torch runs it without cuDNN (torch.backends.cudnn.enabled = False), a kernel for each "
-        "step; cuDNN keeps a reserve for backward instead, whose size its own library alone tells, so it is not modelled",
-    )
+    return Model(one_line(name), "layers", program, fields, program.notes)

@@ -39,7 +39,10 @@ def layers_table(report: Report, width: int, *, verbose: bool) -> list[Renderabl
     if wide:
         table.add_column("derivation", overflow="fold")
     for row in rows:
-        words = [f"{row.name} {row.kind}{f' ×{row.copies}' if row.copies > 1 else ''}", " × ".join(map(str, row.output))]
+        words = [
+            f"{row.name} {row.kind}{f' ×{row.copies}' if row.copies > 1 else ''}",
+            " × ".join(map(str, row.output)),
+        ]
         numbers = [
             f"{row.parameters:,}" if row.parameters else "",
             show_flops(row.forward) if row.forward else "",
@@ -48,7 +51,11 @@ def layers_table(report: Report, width: int, *, verbose: bool) -> list[Renderabl
         ]
         table.add_row(*words, *numbers, *([Folded(_derived(row))] if wide else []))
     table.add_row("all", "", *_sums(rows), *([""] if wide else []), style="bold")
-    below = [Text(f"{row.name} {row.kind}: {_derived(row)}") for row in rows if _derived(row)] if verbose and not wide else []
+    below = (
+        [Text(f"{row.name} {row.kind}: {_derived(row)}") for row in rows if _derived(row)]
+        if verbose and not wide
+        else []
+    )
     return [table, *below, ""]
 
 

@@ -15,7 +15,11 @@ def seq_len_of(options: Options, model: Model) -> int:
     """Return the tokens of a sequence; raise InputError if the model cannot take so many."""
     program = model.program
     if options.seq_len is not None and not program.has_sequence:
-        why = "the input of --layers has no `seq`" if model.model_type == "layers" else f"a {model.model_type} is trained on images"
+        why = (
+            "the input of --layers has no `seq`"
+            if model.model_type == "layers"
+            else f"a {model.model_type} is trained on images"
+        )
         refuse("seq_len", options.seq_len, f"{why}; allowed: leave it out")
     if options.seq_len is None:
         return min(2048, program.max_seq_len or 2048)

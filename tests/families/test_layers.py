@@ -10,6 +10,7 @@ from layers_files import ALEXNET, LENET_5, NETWORKS, VGG_16, seq_of
 from layers_oracle import flops_of, module_of, step_of
 
 import memcalc
+from memcalc.estimation.layers import layer_rows
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -24,7 +25,9 @@ def test_parameters_buffers_and_output_are_those_of_the_module(name: str) -> Non
     network = NETWORKS[name]
     model = memcalc.load_layers(network)
     module, out = module_of(network, 2, seq_of(network))
-    assert [(n, shape) for n, shape, _ in model.weights()] == [(n, tuple(p.shape)) for n, p in module.named_parameters()]
+    assert [(n, shape) for n, shape, _ in model.weights()] == [
+        (n, tuple(p.shape)) for n, p in module.named_parameters()
+    ]
     buffers = [(b.full_name, tuple(d.size for d in b.shape)) for b in model.program.buffers()]
     assert buffers == [(n, tuple(b.shape)) for n, b in module.named_buffers()]
     program: Any = model.program
@@ -52,7 +55,9 @@ def test_a_step_under_autocast(name: str) -> None:
     assert report.phases == {"forward": seen.forward, "backward": seen.backward, "step": seen.step}
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("groups", "language-model", "both-ways", "gru")])
+@pytest.mark.parametrize(
+    "name", [name for name in NETWORKS if name not in ("groups", "language-model", "both-ways", "gru")]
+)
 def test_flops_are_those_of_torchs_counter(name: str) -> None:
     network = NETWORKS[name]
     report = estimated(network, precision="fp32", micro_batch_size=2)
@@ -91,25 +96,45 @@ def test_published_numbers_of_parameters() -> None:
     assert memcalc.load_layers(LENET_5).num_parameters == 61_706
 
 
-def test_the_memory_of_vgg_by_hand() -> None:
-    """Stanford CS231n's notes on convolutional networks list VGG-16's layers: "INPUT: [224x224x3] memory: 224*224*3=150K",
-    "CONV3-64: [224x224x64] memory: 224*224*64=3.2M", …, 15.2M values (the notes' total of 24M adds them up too high) and
-    138M parameters."""
-    model = memcalc.load_layers(VGG_16)
-    program: Any = model.program
-    values = 224 * 224 * 3
-    for one in program.network.layers:
-        if one.layer.kind in ("conv2d", "maxpool2d", "linear"):
-            size = 1
-            for dim in one.out:
-                size *= dim.size
-            values += size
-    maps = 2 * 224**2 * 64 + 112**2 * 64 + 2 * 112**2 * 128 + 56**2 * 128 + 3 * 56**2 * 256 + 28**2 * 256
-    maps += 3 * 28**2 * 512 + 14**2 * 512 + 3 * 14**2 * 512 + 7**2 * 512
-    assert values == 224 * 224 * 3 + maps + 4096 + 4096 + 1000
+NOTES = (
+    (224, 64, 1_728), (224, 64, 36_864), (112, 64, 0), (112, 128, 73_728), (112, 128, 147_456), (56, 128, 0), (56, 256, 294_912),
+    (56, 256, 589_824), (56, 256, 589_824), (28, 256, 0), (28, 512, 1_179_648), (28, 512, 2_359_296), (28, 512, 2_359_296),
+    (14, 512, 0), (14, 512, 2_359_296), (14, 512, 2_359_296), (14, 512, 2_359_296), (7, 512, 0), (1, 4096, 102_760_448),
+    (1, 4096, 16_777_216), (1, 1000, 4_096_000),
+)  # fmt: skip
+"""The side, the channels and the weights of VGG-16's layers, as the notes of Stanford's CS231n list them (Convolutional
+Networks, "VGGNet in detail"); biases are left out there."""
 
 
-@pytest.mark.parametrize("setup", [{"engine": "ddp", "gpus": 4}, {"zero": 1, "gpus": 4}, {"zero": 2, "gpus": 4}, {"zero": 3, "gpus": 4}])
+def test_the_layers_of_vgg_are_those_of_a_courses_notes() -> None:
+    """The notes end with "TOTAL memory: 24M * 4 bytes ~= 93MB / image (only forward! ~*2 for bwd)" and "TOTAL params: 138M
+    parameters". The lines themselves add up to 15.2M values, 61 MB; what autograd keeps of them, and of the rest, is more."""
+    report = estimated(VGG_16, precision="fp32", micro_batch_size=1)
+    rows = [
+        (
+            row.output[-1] if len(row.output) == 3 else 1,
+            row.output[0],
+            row.parameters - (row.output[0] if row.parameters else 0),
+        )
+        for one in layer_rows(report)
+        for row in [one] * one.copies
+        if row.kind in ("conv2d", "maxpool2d", "linear")
+    ]
+    assert sorted(rows) == sorted(NOTES)
+    assert round(report.model.num_parameters, -6) == 138_000_000
+    values = 224 * 224 * 3 + sum(side * side * channels for side, channels, _ in NOTES)
+    assert round(values, -5) == 15_200_000
+    pooled = sum(side * side * channels for side, channels, weights in NOTES if not weights)
+    masks = 2 * 4096
+    images, logits = 224 * 224 * 3, 1000  # the caller's; the log-probabilities take the place of the logits
+    # float values but those of the images, once each, as rectified in place; 8 bytes for each maximum; the mean of 7 × 7; masks
+    kept = 4 * (values - images - logits) + 8 * pooled + 4 * 7 * 7 * 512 + masks + 4 * 2 * 4096 + 4 * logits + 4
+    assert report.total("saved_activations") == kept
+
+
+@pytest.mark.parametrize(
+    "setup", [{"engine": "ddp", "gpus": 4}, {"zero": 1, "gpus": 4}, {"zero": 2, "gpus": 4}, {"zero": 3, "gpus": 4}]
+)
 def test_engines_hold_the_shares_of_every_network(setup: dict[str, Any]) -> None:
     for name in ("lenet-5", "resnet-blocks", "transformer", "gru"):
         alone, shared = (estimated(NETWORKS[name], precision="bf16-mixed", **s) for s in ({}, setup))

@@ -16,10 +16,6 @@ def relu_(a: Tensor) -> Tensor:
     return _overwritten(a)
 
 
-
-
-
-
 def _overwritten(a: Tensor) -> Tensor:
     out = Tensor(a.storage, a.shape, a.strides, a.dtype)
     out.is_view = a.is_view

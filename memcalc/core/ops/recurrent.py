@@ -111,5 +111,3 @@ def _stack_first_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None
 def both_ways(forth: Tensor, back: Tensor, width: Dim) -> Tensor:
     """Compute the output of a bidirectional layer: the two directions side by side."""
     return cat((forth, back), width)
-
-

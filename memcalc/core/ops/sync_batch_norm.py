@@ -18,6 +18,8 @@ from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
 
 AXIS: Final = "batch norm"
 """The axis of what the op sends, which is that of data parallelism: an engine sends its own over it."""
+GATHERED: Final = "batch norm statistics"
+SUMMED: Final = "sums of batch norm gradients"
 
 
 def sync_batch_norm(
@@ -37,7 +39,7 @@ def sync_batch_norm(
     combined = new_tensor(memory, (three,), wide, "mean, invstd and count")
     world = Dim("dp", ranks)
     of_all = new_tensor(memory, (world, three), wide, "mean, invstd and count of all ranks")
-    _send(memory, "all_gather", "batch norm statistics", of_all.shape, wide)
+    _send(memory, "all_gather", GATHERED, of_all.shape, wide)
     del combined
     mask = new_tensor(memory, (world,), boolean, "ranks with a batch")
     counts = new_tensor(memory, (world, ONE_DIM), wide, "counts")
@@ -58,11 +60,13 @@ def _sync_batch_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | 
     memory, (channels,) = node.memory, weight.shape
     grad = contiguous(grads[0])
     sums = [new_tensor(memory, (channels,), mean.dtype, f"sum of {s}") for s in ("dy", "dy·(x-mean)")]
-    of_weights = [new_tensor(memory, (channels,), weight.dtype, f"sync batch norm {s} gradient") for s in ("weight", "bias")]
+    of_weights = [
+        new_tensor(memory, (channels,), weight.dtype, f"sync batch norm {s} gradient") for s in ("weight", "bias")
+    ]
     of_input = None
     if node.needs(0):
         combined = new_tensor(memory, (Dim(f"2·{channels.name}", 2 * channels.size),), mean.dtype, "sums of gradients")
-        _send(memory, "all_reduce", "sums of batch norm gradients", combined.shape, mean.dtype)
+        _send(memory, "all_reduce", SUMMED, combined.shape, mean.dtype)
         of_input = new_tensor(memory, x.shape, grad.dtype, "sync batch norm gradient")
         del combined
     del sums
@@ -76,5 +80,3 @@ def _accumulated(dtype: DType) -> DType:
 
 def _send(memory: Memory, kind: str, name: str, shape: Shape, dtype: DType) -> None:
     memory.sent.append(Sent(AXIS, kind, name, memory.phase, memory.layer, shape, dtype))
-
-

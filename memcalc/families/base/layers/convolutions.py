@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.ops.convolution import convolution
 from memcalc.core.ops.pooling import adaptive_avg_pool2d, max_pool2d
-from memcalc.core.ops.window_pooling import adaptive_average, average
 from memcalc.core.ops.transposed_convolution import transposed_convolution
+from memcalc.core.ops.window_pooling import adaptive_average, average
 from memcalc.families.base.config import Bounds, Count
 from memcalc.families.base.layers.layer import Layer, Parameter, dim, number, of_rank, shown
 
@@ -76,7 +76,10 @@ class Conv(Layer):
 
     def fields(self) -> tuple[Dim, ...]:
         """Return the dims of the kernel."""
-        return tuple(dim(f"kernel {n}", k) for n, k in zip(names_of(self.dims), each(self.kernel, self.dims, "kernel"), strict=True))
+        return tuple(
+            dim(f"kernel {n}", k)
+            for n, k in zip(names_of(self.dims), each(self.kernel, self.dims, "kernel"), strict=True)
+        )
 
     def counted(self, x: Shape) -> str:
         fields = each(self.kernel, self.dims, "kernel")
@@ -104,7 +107,9 @@ class Conv2d(Conv):
                 raise ValueError("padding 'same': needs stride 1")
             kernels, dilations = each(self.kernel, self.dims, "kernel"), each(self.dilation, self.dims, "dilation")
             if self.padding == "same" and any(d * (k - 1) % 2 for k, d in zip(kernels, dilations, strict=True)):
-                raise ValueError("padding 'same': an even kernel is padded by a copy, which is not modelled; allowed: a number")
+                raise ValueError(
+                    "padding 'same': an even kernel is padded by a copy, which is not modelled; allowed: a number"
+                )
         else:
             each(self.padding, self.dims, "padding")
 
@@ -310,7 +315,14 @@ class AvgPool2d(Pool):
 
     kind: ClassVar[str] = "avgpool2d"
     torch: ClassVar[str] = "AvgPool2d"
-    positions: ClassVar[Sequence[str]] = ("kernel", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    positions: ClassVar[Sequence[str]] = (
+        "kernel",
+        "stride",
+        "padding",
+        "ceil_mode",
+        "count_include_pad",
+        "divisor_override",
+    )
     fixed: ClassVar[Mapping[str, Sequence[Any]]] = {"count_include_pad": (True, False), "divisor_override": (None,)}
 
     def run(self, m: Module, x: Tensor, out: Shape) -> Tensor:
@@ -335,7 +347,9 @@ class AdaptiveAvgPool2d(Layer):
 
     def shape(self, x: Shape) -> Shape:
         of_rank(x, 3, what=_IMAGE)
-        height, width = (ONE_DIM if n == 1 else dim(name, n) for name, n in zip(_PLACES, each(self.size, 2, "size"), strict=True))
+        height, width = (
+            ONE_DIM if n == 1 else dim(name, n) for name, n in zip(_PLACES, each(self.size, 2, "size"), strict=True)
+        )
         return x[0], height, width
 
     def run(self, m: Module, x: Tensor, out: Shape) -> Tensor:

@@ -65,7 +65,15 @@ class Embedding(Layer):
     kind: ClassVar[str] = "embedding"
     torch: ClassVar[str] = "Embedding"
     main: ClassVar[str] = "size"
-    positions: ClassVar[Sequence[str]] = ("vocab", "size", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    positions: ClassVar[Sequence[str]] = (
+        "vocab",
+        "size",
+        "padding_idx",
+        "max_norm",
+        "norm_type",
+        "scale_grad_by_freq",
+        "sparse",
+    )
     aliases: ClassVar[Mapping[str, str]] = {
         "num_embeddings": "vocab", "rows": "vocab", "embedding_dim": "size", "dim": "size",
     }  # fmt: skip

@@ -150,7 +150,9 @@ class Network:
             if value.integers and not layer.integers:
                 raise ValueError("takes numbers, and its input is ids; allowed: an embedding before it")
             if layer.integers and not value.integers:
-                raise ValueError("takes ids, and its input is numbers; allowed: `input: tokens` or {ids: [...]}, and first")
+                raise ValueError(
+                    "takes ids, and its input is numbers; allowed: `input: tokens` or {ids: [...]}, and first"
+                )
             out = layer.shape(value.shape)
             after = _after(layer, one.where, value, out)
         except ValueError as error:
@@ -211,7 +213,9 @@ def _after(layer: Layer, where: str, value: Value, out: Shape) -> Value:
     has_weights = next(layer.parameters(value.shape), None) is not None
     wants = has_weights or holder.wants_gradient
     if layer.is_in_place and holder.kept:
-        raise ValueError(f"inplace true: overwrites what {holder.kept} keeps for backward, which torch refuses; allowed: false")
+        raise ValueError(
+            f"inplace true: overwrites what {holder.kept} keeps for backward, which torch refuses; allowed: false"
+        )
     if layer.saves_input and wants and not holder.kept:
         holder.kept = f"{where} {layer.kind}"
     if layer.is_view:

@@ -107,7 +107,9 @@ class LayerNorm(Layer):
     def shape(self, x: Shape) -> Shape:
         given = self.size[0] if isinstance(self.size, list) and len(self.size) == 1 else self.size
         if isinstance(given, list):
-            raise ValueError(f"size {given}: norms over several dims are not modelled; allowed: the last dim's {x[-1].size}")
+            raise ValueError(
+                f"size {given}: norms over several dims are not modelled; allowed: the last dim's {x[-1].size}"
+            )
         if given not in (None, x[-1].size):
             raise ValueError(f"size {given}: the input's last dim is {x[-1].size} ({shown(x)})")
         return x

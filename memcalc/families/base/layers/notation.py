@@ -20,8 +20,6 @@ from memcalc.families.base.layers.network import Chain, Concat, Entry, One, Repe
 from memcalc.families.base.layers.torch_lines import Called, is_call, parse_call, parse_repr
 
 if TYPE_CHECKING:
-
-
     from memcalc.core.dims import Shape
     from memcalc.families.base.layers.layer import Layer
 
@@ -61,7 +59,9 @@ def read_network(content: Mapping[str, Any]) -> Given:
     shape, integers = _input(content)
     if "layers" not in content:
         raise ValueError("layers: missing; expected a list, such as [{linear: 10}]")
-    return Given(shape, integers, _Reader().chain(content["layers"], "layer", 1), _loss(content.get("loss", "cross-entropy")))
+    return Given(
+        shape, integers, _Reader().chain(content["layers"], "layer", 1), _loss(content.get("loss", "cross-entropy"))
+    )
 
 
 def _input(content: Mapping[str, Any]) -> tuple[Shape, bool]:
@@ -149,7 +149,9 @@ class _Reader:
                 return self._called(parse_call(text, where), where)
             return self.made(text, {}, where)
         if not isinstance(given, Mapping) or not given:
-            raise ValueError(f"{where} {quoted(given)}: expected a layer, such as flatten, linear: 10, or Conv2d(3, 64, 3)")
+            raise ValueError(
+                f"{where} {quoted(given)}: expected a layer, such as flatten, linear: 10, or Conv2d(3, 64, 3)"
+            )
         held = cast("Mapping[str, Any]", given)
         for name, read in (("repeat", self._repeat), ("residual", self._residual), ("concat", self._concat)):
             if name in held:
@@ -158,7 +160,9 @@ class _Reader:
             return self.chain(held["sequential"], where, depth + 1)
         if len(held) > 1:
             names = ", ".join(one_line(name) for name in held)
-            raise ValueError(f"{where}: has several names ({names}); expected one layer with its options, as linear: {{out: 10}}")
+            raise ValueError(
+                f"{where}: has several names ({names}); expected one layer with its options, as linear: {{out: 10}}"
+            )
         ((name, options),) = held.items()
         if options is None:
             options = {}
@@ -194,7 +198,9 @@ class _Reader:
             raise ValueError(f"{where} concat {quoted(given)}: expected a list of two or more lists of layers")
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise ValueError(f"{where} concat dim {quoted(dim)}: allowed: a whole number from 1")
-        branches = [self.chain(b, f"{where} branch {i}", depth + 1) for i, b in enumerate(cast("list[Any]", given), start=1)]
+        branches = [
+            self.chain(b, f"{where} branch {i}", depth + 1) for i, b in enumerate(cast("list[Any]", given), start=1)
+        ]
         return Concat(tuple(branches), dim, where)
 
     # --- layers
@@ -215,7 +221,9 @@ class _Reader:
             hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(by_torch_name())}"
             raise ValueError(f"{where} {one_line(call.name)}: unknown module of torch.nn; {hint}")
         if len(call.arguments) > len(kind.positions):
-            raise ValueError(f"{where} {call.name}: takes {len(kind.positions)} arguments without a name, not {len(call.arguments)}")
+            raise ValueError(
+                f"{where} {call.name}: takes {len(kind.positions)} arguments without a name, not {len(call.arguments)}"
+            )
         options = dict(zip(kind.positions, call.arguments, strict=False))
         for name, value in call.named.items():
             if kind.aliases.get(name, name) in options:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-
 from memcalc.core.ops.elementwise import activation, add_, dropout, tanh
 from memcalc.core.ops.matmul import linear, mm
 from memcalc.core.ops.recurrent import both_ways, gru_cell, lstm_cell, stack_first, unbind
@@ -119,7 +118,9 @@ class Recurrent(Layer):
         turned = stack_first(back[::-1], steps)
         return both_ways(whole, turned, dim("features", 2 * self.hidden)), [end, other_end]
 
-    def steps(self, cell: Cell, inputs: Sequence[Tensor], states: list[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+    def steps(
+        self, cell: Cell, inputs: Sequence[Tensor], states: list[Tensor]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
         """Return the output of each step, and the last states."""
         out: list[Tensor] = []
         for x in inputs:

@@ -43,7 +43,9 @@ def parse_repr(text: str, where: str) -> list[Any]:
         opened = _OPENS.match(plain)
         if opened is not None:
             if opened[1] != "Sequential":
-                raise ValueError(f"{where} line {i}: {one_line(plain)}: modules of one's own are not read; allowed: Sequential(")
+                raise ValueError(
+                    f"{where} line {i}: {one_line(plain)}: modules of one's own are not read; allowed: Sequential("
+                )
             if len(stack) > 16:
                 raise ValueError(f"{where} line {i}: modules are nested too deep; allowed: 16 levels")
             stack.append([])
