@@ -1,4 +1,4 @@
-"""What a layer is: options, an output's shape, weights, buffers and a forward."""
+"""The parts of a layer: options, an output's shape, weights, buffers and a forward."""
 
 from __future__ import annotations
 

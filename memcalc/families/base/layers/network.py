@@ -93,7 +93,7 @@ Node = Placed | Block
 
 @dataclass(frozen=True)
 class Value:
-    """What a tensor is at some place of forward, as far as overwriting it is concerned."""
+    """A tensor at some place of forward, as far as overwriting it is concerned."""
 
     shape: Shape
     holder: Holder

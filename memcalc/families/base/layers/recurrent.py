@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent(Layer):
-    """What nn.LSTM, nn.GRU and nn.RNN have in common. Only the outputs go on to the next layer."""
+    """The common part of nn.LSTM, nn.GRU and nn.RNN. Only the outputs go on to the next layer."""
 
     main: ClassVar[str] = "hidden"
     aliases: ClassVar[Mapping[str, str]] = {
