@@ -26,5 +26,5 @@ def check_layers(options: Options) -> None:
         refuse("task", options.task, "trains language models, not those of --layers; allowed: pretrain")
     if options.quantize != "none":
         refuse("quantize", options.quantize, f"for --layers {NOT_YET}none")
-    if options.precision.startswith("fp8") if options.precision is not None else False:
+    if options.precision.startswith("fp8"):
         refuse("precision", options.precision, f"for --layers {NOT_YET}fp32, bf16, fp16, bf16-mixed, bf16-autocast")

@@ -132,7 +132,7 @@ def test_mean_squared_error_keeps_both() -> None:
 
 @pytest.fixture
 def cuda_kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The four kernels of nn.SyncBatchNorm, which the CPU does not have: the sizes that native/cuda/Normalization.cu allocates."""
+    """The kernels of nn.SyncBatchNorm, which the CPU does not have: the sizes that native/cuda/Normalization.cu allocates."""
     library = torch.library.Library("aten", "IMPL")
 
     def wide(x: torch.Tensor) -> torch.dtype:
@@ -196,12 +196,12 @@ def test_a_shared_batch_norm(cuda_kernels_on_the_cpu: list[Any], dtype: torch.dt
         tensor.node = Leaf(memory, "given", tensor.shape, None)
     before = len(memory.rows)
     made = sync_batch_norm.sync_batch_norm(*given, ranks)
-    alive = {i for i in range(before, len(memory.rows))} - {~e for e in memory.log if e < 0}
+    alive = set(range(before, len(memory.rows))) - {~e for e in memory.log if e < 0}
     assert sum(numel(memory.rows[i].shape)[0] * memory.rows[i].dtype.itemsize for i in alive) == left
     assert made.node is not None
     names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int32: "int32"}
     ours = Counter((numel(shape)[0], dtype.name) for shape, dtype in made.node.kept)
-    assert ours == Counter({k: n for k, n in _by_size(kept, names).items()})
+    assert ours == _by_size(kept, names)
     memory.phase = "backward"
     backward(made, gradient=new_tensor(memory, made.shape, own, "gradient"))
     sizes = [(one.kind, numel(one.shape)[0], names_of(one.dtype.name)) for one in memory.sent]

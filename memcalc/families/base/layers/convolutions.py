@@ -281,7 +281,9 @@ class Pool(Layer):
 
     def windows(self, dilation: int | Sequence[int] = 1) -> list[Window]:
         given = (self.kernel, self.kernel if self.stride is None else self.stride, self.padding, dilation)
-        return [Window(*one, self.ceil_mode) for one in zip(*(each(o, 2, "") for o in given), strict=True)]
+        kernel, stride, padding, dilations = (each(o, 2, "") for o in given)
+        sizes = zip(kernel, stride, padding, dilations, strict=True)
+        return [Window(k, s, p, d, self.ceil_mode) for k, s, p, d in sizes]
 
     def shape(self, x: Shape) -> Shape:
         of_rank(x, 3, what=_IMAGE)

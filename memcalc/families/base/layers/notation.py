@@ -150,7 +150,7 @@ class _Reader:
             return self.made(text, {}, where)
         if not isinstance(given, Mapping) or not given:
             raise ValueError(
-                f"{where} {quoted(given)}: expected a layer, such as flatten, linear: 10, or Conv2d(3, 64, 3)"
+                f"{where} {quoted(cast('object', given))}: expected a layer, such as flatten, linear: 10, or Conv2d(3, 64, 3)"
             )
         held = cast("Mapping[str, Any]", given)
         for name, read in (("repeat", self._repeat), ("residual", self._residual), ("concat", self._concat)):
@@ -195,7 +195,9 @@ class _Reader:
         _only(held, ("concat", "dim"), where)
         given, dim = held["concat"], held.get("dim", 1)
         if not isinstance(given, list) or len(cast("list[Any]", given)) < 2:
-            raise ValueError(f"{where} concat {quoted(given)}: expected a list of two or more lists of layers")
+            raise ValueError(
+                f"{where} concat {quoted(cast('object', given))}: expected a list of two or more lists of layers"
+            )
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise ValueError(f"{where} concat dim {quoted(dim)}: allowed: a whole number from 1")
         branches = [
@@ -267,7 +269,7 @@ def _checked(kind: type[Layer], options: Mapping[str, Any], where: str) -> Layer
             raise ValueError(f"{place}: {one_line(option)}: unknown option; {hint}")
         if field in named:
             raise ValueError(f"{place}: {one_line(option)}: names `{field.removesuffix('_')}` a second time")
-        named[field] = list(value) if isinstance(value, tuple) else value
+        named[field] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
     try:
         checked = _model(kind).model_validate(named)
     except ValidationError as error:

@@ -85,7 +85,8 @@ def parse_call(text: str, where: str) -> Called:
 
 def _parts(text: str, where: str, whole: str) -> list[str]:
     """Return the parts between commas that are in no parentheses."""
-    out, depth, current = [], 0, ""
+    out: list[str] = []
+    depth, current = 0, ""
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
         if depth < 0:
