@@ -139,9 +139,7 @@ def test_a_file_is_named_in_the_refusal(tmp_path: Path, capsys: pytest.CaptureFi
     path = tmp_path / "net.yaml"
     path.write_text("input: 4\nlayers: [{linear: 0}]\n")
     done = here(capsys, "estimate", "--layers", str(path))
-    assert done.status == 2 and done.stderr.startswith(
-        "memcalc: --layers net.yaml: layer 1 linear: field `out` is 0"
-    )
+    assert done.status == 2 and done.stderr.startswith("memcalc: --layers net.yaml: layer 1 linear: field `out` is 0")
     assert done.stderr.count("\n") == 1
     for command in ("compare", "explain", "fit"):
         again = here(capsys, command, "--layers", str(path))

@@ -124,7 +124,9 @@ def test_mean_squared_error_keeps_both() -> None:
     out = mean_squared_error.mse_loss(x, y)
     assert out.node is not None
     kept = Counter(tuple(d.size for d in shape) for shape, _ in out.node.kept)
-    assert kept == Counter(dict.fromkeys([shape for shape, _ in torchs(lambda x: F.mse_loss(x, x.detach()), [(B, C)])], 2))
+    assert kept == Counter(
+        dict.fromkeys([shape for shape, _ in torchs(lambda x: F.mse_loss(x, x.detach()), [(B, C)])], 2)
+    )
 
 
 # --- a batch norm over several ranks
