@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})", re.IGNORECASE)
 FILE = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:py|cpp|cu|cuh|cc|h|yaml|toml|md))(?![\w/])")
-EXAMPLE = re.compile(r"(^|/)([A-Z_]{4,}(writer)?\.py|(ds|sft)\.yaml)$")
+EXAMPLE = re.compile(r"(^|/)([A-Z_]{4,}(writer)?\.py|(ds|sft|vgg16)\.yaml)$")
 """A name that stands for a file which a reader adds."""
 GENERATED = {"references.md"}
 

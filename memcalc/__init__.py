@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memcalc.estimation.estimate import estimate
     from memcalc.estimation.many.question import Many, many
     from memcalc.estimation.report import Report
+    from memcalc.formats.layers import load_layers
     from memcalc.formats.written import Written
     from memcalc.inputs.model import Model, load_model
     from memcalc.planning.plan import plan
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Compared", "InputError", "Many", "Model", "Plans", "Report", "Written", "__version__",
-    "compare", "emit", "estimate", "load_model", "many", "plan",
+    "compare", "emit", "estimate", "load_layers", "load_model", "many", "plan",
 ]  # fmt: skip
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     "compare": "memcalc.decisions.compare",
     "emit": "memcalc.estimation.emitted",
     "estimate": "memcalc.estimation.estimate",
+    "load_layers": "memcalc.formats.layers",
     "load_model": "memcalc.inputs.model",
     "many": "memcalc.estimation.many.question",
     "plan": "memcalc.planning.plan",

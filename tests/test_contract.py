@@ -31,7 +31,7 @@ OPTIONS = (
     "--quantize-compute-dtype", "--prepare-kbit-training", "--task", "--precompute-reference",
     "--offload-optimizer", "--offload-params", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
-    "--deepspeed", "--accelerate", "--training-args", "--megatron-args", "--torchtitan", "--explain-setup",
+    "--deepspeed", "--accelerate", "--training-args", "--megatron-args", "--torchtitan", "--layers", "--explain-setup",
 )  # fmt: skip
 
 VALUES = {
@@ -194,7 +194,7 @@ def test_defaults() -> None:
 def test_the_setup_has_every_option() -> None:
     named = {option[2:].replace("-", "_") for option in OPTIONS if option.startswith("--")}
     named -= {"model", "params", "no_sequence_parallel", "json", "check", "help", "all_ranks"}
-    named -= {"deepspeed", "accelerate", "training_args", "megatron_args", "torchtitan", "explain_setup"}
+    named -= {"deepspeed", "accelerate", "training_args", "megatron_args", "torchtitan", "layers", "explain_setup"}
     assert named == set(DEFAULTS)
     for document in DOCUMENTS:
         assert named <= set(document["setup"])

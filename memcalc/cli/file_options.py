@@ -36,6 +36,14 @@ MegatronArgs = Annotated[
     ),
 ]
 Torchtitan = Annotated[str | None, option("torchtitan's TOML; the model is its flavor.", _PANEL, "--torchtitan")]
+Layers = Annotated[
+    str | None,
+    option(
+        "The model as a list of layers (conv2d, linear, lstm, …) with an input size, in YAML or JSON.",
+        _PANEL,
+        "--layers",
+    ),
+]
 ExplainSetup = Annotated[
     bool,
     option("Print each option's value and where it came from, instead of the report.", "Output", "--explain-setup"),

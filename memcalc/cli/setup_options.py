@@ -86,6 +86,7 @@ def _setup(
     training_args: f.TrainingArgs = None,
     megatron_args: f.MegatronArgs = None,
     torchtitan: f.Torchtitan = None,
+    layers: f.Layers = None,
 ) -> None:
     """List the setup options in the order of the help."""
 

@@ -57,6 +57,8 @@ def validate(
 
     model = o.model_of(name, model)
     given = o.setup_of(setup)
+    if "layers" in given:
+        raise InputError("--layers: validate runs models of transformers; allowed: --model")
     has_file = any(name in given for name in FILES)
     if (model is None) == (suite is None) and not (suite is None and has_file):
         raise InputError("--model or --suite: exactly one of them is needed")

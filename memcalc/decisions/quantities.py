@@ -70,12 +70,17 @@ def micro_batch_size(asked: Asked) -> Quantity:
     return Quantity("micro-batch-size", values, case, end)
 
 
+def _is_of_layers(asked: Asked) -> bool:
+    return _model(asked, "seq-len").model_type == "layers"
+
+
 def seq_len(asked: Asked) -> Quantity:
     """Return the lengths that the layout can share, up to the model's positions."""
     case = _with_option(asked, "seq_len")
     program = _model(asked, "seq-len").program
     if not program.has_sequence:
-        raise InputError("--solve seq-len: the model is trained on images; allowed: micro-batch-size, gpus")
+        why = "the input of --layers has no `seq`" if _is_of_layers(asked) else "the model is trained on images"
+        raise InputError(f"--solve seq-len: {why}; allowed: micro-batch-size, gpus")
     most = program.max_seq_len or program.positions_limit
     values = _progression(case, most or WHOLE["seq_len"][1])
     end = "no longer one is allowed" if most is None else f"{_model(asked, '').name} is made for {most} positions"

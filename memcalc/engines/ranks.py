@@ -104,6 +104,10 @@ def _nothing(_setup: Setup) -> list[Collective]:
 
 def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
     """Return the part of the model of each rank that shares sequences, if these ranks differ; else that of any rank."""
+    if model.model_type == "layers" and setup.dp > 1:
+        from memcalc.engines.common_statistics import rank_of
+
+        return {None: rank_of(model, setup)}
     if not setup.splits_layers:
         return {None: model}
     from memcalc.engines.parts import part_of, sharers
@@ -151,6 +155,10 @@ def _sent(setup: Setup, engine: Engine, model: Model, made: Profile) -> list[Col
         own = collectives_of(model, setup, units_of_backward(made.run))
     else:
         own = engine.collectives(model, setup)
+    if model.model_type == "layers":
+        from memcalc.engines.common_statistics import collectives_of
+
+        return [*collectives_of(setup, made), *own]
     if not setup.splits_layers:
         return own
     from memcalc.engines.parts import collectives_of_modules

@@ -33,6 +33,8 @@ def estimate(
     a file's path or its parsed mapping, which may name the model too. Raise InputError (a ValueError) with one line that says
     what is wrong.
     """
+    if params is not None and options.get("layers") is not None:
+        raise InputError("--layers: is a model, and so is --params; give one of them")
     model, options, files = with_files(model, options)
     if files is not None and params is not None:
         model = None

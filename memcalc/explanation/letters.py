@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.errors import InputError
+from memcalc.explanation import of_layers
 from memcalc.explanation.words import Words
 from memcalc.tuning.lora import COMPONENT as ADAPTERS
 
@@ -105,6 +106,16 @@ LETTERS: Final[dict[str, Letter]] = {
     "B": Letter(Words("parameters of the base", "底座的参数量"), _of_base),
     "M": Letter(Words("adapted matrices", "被适配的矩阵数"), _adapted),
     "r": Letter(Words("rank of the adapters", "适配器的秩"), _rank),
+    "I": Letter(Words("input channels of a filter", "每个滤波器的输入通道"), of_layers.channels_in),
+    "O": Letter(Words("filters", "滤波器数"), of_layers.filters),
+    "Q": Letter(Words("side of the kernel", "卷积核边长"), of_layers.kernel),
+    "W": Letter(Words("side of the image", "图像边长"), of_layers.height),
+    "Z": Letter(Words("padding at each side", "每侧的填充"), of_layers.padding),
+    "S": Letter(Words("stride", "步长"), of_layers.stride),
+    "X": Letter(Words("convolutions on top of each other", "叠加的卷积数"), of_layers.convolutions),
+    "C": Letter(Words("channels", "通道数"), of_layers.normed),
+    "E": Letter(Words("features of a step", "每步的特征数"), of_layers.features),
+    "H": Letter(Words("hidden units", "隐藏单元数"), of_layers.units),
     "K": Letter(Words("experts of a token", "每个 token 的专家数"), _experts_per_token),
 }
 

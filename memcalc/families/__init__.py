@@ -35,9 +35,11 @@ _LISTED: Final = (
 _OF_ENGINES: Final = ("megatron_gpt",)
 """Types that are an engine's own model. transformers does not know them, and no config.json of the Hub has them: they
 are found by name and not listed."""
+_OF_FILES: Final = ("layers",)
+"""Types that a file of memcalc's own describes, found in the same way."""
 
 FAMILIES: Final[Registry[Family]] = Registry(
-    "memcalc.families", _LISTED, partial(constant, "FAMILY", "model_type"), unlisted=_OF_ENGINES
+    "memcalc.families", _LISTED, partial(constant, "FAMILY", "model_type"), unlisted=(*_OF_ENGINES, *_OF_FILES)
 )
 """A map from `model_type` to its family. A family's module is imported when the family is asked for."""
 

@@ -24,7 +24,7 @@ def with_files(model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]
     from memcalc.formats.merged import merged
 
     found, chosen, files = merged(model, options)
-    if "gpu" not in chosen:
+    if "gpu" not in chosen and any(options.get(name) is not None for name in FILES if name != "layers"):
         chosen |= _gpu_of_this_machine()
     return found, chosen, files
 

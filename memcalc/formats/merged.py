@@ -64,6 +64,7 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     """Return the model, the options and where they came from. See `memcalc.formats.given.with_files`."""
     given = {name: value for name, value in options.items() if name not in FILES and value is not None}
     files = _read_all({name: options[name] for name in FILES if options.get(name) is not None}, given, model)
+    _check_one_model(model, files)
     model = _model(model, given, files)
     trainer = [  # FSDP in the Trainer's own arguments has decided already what they mean
         one.found.options.get("precision")
@@ -156,6 +157,12 @@ def _model(model: Any, given: Mapping[str, Any], files: list[Read]) -> Any:
     """Return the loaded model; None if there is none. A refusal says which file names it."""
     chosen = None if "params" in given else _chosen(model, files)
     return None if chosen is None else _loaded(chosen)
+
+
+def _check_one_model(model: Any, files: list[Read]) -> None:
+    """Raise InputError for a file of layers, which is a model, beside another model."""
+    if model is not None and any(one.option == "layers" for one in files):
+        raise InputError("--layers: is a model, and so is --model; give one of them")
 
 
 def _loaded(named: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-FILES: Final = ("training_args", "accelerate", "deepspeed", "torchtitan", "megatron_args")
+FILES: Final = ("training_args", "accelerate", "deepspeed", "torchtitan", "megatron_args", "layers")
 """By their Python names; each takes a path or the parsed mapping."""
 
 

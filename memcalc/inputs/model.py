@@ -155,7 +155,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
     if isinstance(source, Model):
         return source
     if isinstance(source, Mapping):
-        return from_config(source, one_line(source.get("_name_or_path") or source.get("model_type") or "config"))
+        return from_config(source, one_line(_name_of(source)))
     if not isinstance(source, (str, os.PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"--model {quoted(source)}: expected a name, a Hub id, a path or the dict of a config.json")
     text = os.fspath(source)
@@ -180,6 +180,12 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
     raise InputError(
         f"--model {one_line(text)}: unknown model; {hint} (or a Hub id owner/name, or a path to a config.json)"
     )
+
+
+def _name_of(config: Mapping[str, Any]) -> Any:
+    """Return the name of a model that is given by its fields."""
+    own = config.get("name") if config.get("model_type") == "layers" else None
+    return config.get("_name_or_path") or own or config.get("model_type") or "config"
 
 
 def _from_hub(repo_id: str) -> Model:
@@ -229,6 +235,10 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
         raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
     notes = (*notes, *(note for note in of_weights if note not in notes))
     model_type = config.get("model_type")
+    if model_type is None and isinstance(config.get("layers"), list):
+        raise InputError(
+            f"--model {one_line(name)}: has a list of `layers`; allowed: --layers FILE, memcalc.load_layers(...)"
+        )
     tower = None if isinstance(model_type, str) and model_type in FAMILIES else text_tower(config)
     if tower is not None and str(tower.get("model_type")) in FAMILIES:
         return from_config(tower, f"{name} (text tower)", bundled=bundled, notes=notes)
@@ -248,6 +258,7 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
     except ValueError as error:
         raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
     program = family(checked)
+    notes += program.notes
     sizes = {} if bundled else left_out(config, checked, learns_positions=program.positions_limit is not None)
     notes += (note(model_type, sizes),) if sizes else ()
     return Model(one_line(name), model_type, program, dict(config), notes)

@@ -38,7 +38,16 @@ def document(report: Report) -> dict[str, Any]:
         "fit": fit_document(report),
         "advice": advice_document(report),
         "notes": [*default_lines(report), *notes(report), *time_notes(report)],
-    }
+    } | _layers(report)
+
+
+def _layers(report: Report) -> dict[str, Any]:
+    """Return the layers of a network of a file; {} for other models."""
+    if report.model.model_type != "layers":
+        return {}
+    from memcalc.estimation.layers import layer_rows
+
+    return {"layers": [row.to_dict() for row in layer_rows(report)]}
 
 
 def setup_document(report: Report) -> dict[str, Any]:

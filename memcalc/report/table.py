@@ -73,6 +73,10 @@ def print_report(
 def _first(report: Report, width: int, *, verbose: bool) -> list[RenderableType]:
     """Return the answer, the memory, and the communication."""
     parts: list[RenderableType] = [title(report), *answer(report), *time_lines(report), *_said(report), ""]
+    if report.model.model_type == "layers":
+        from memcalc.report.layers_table import layers_table
+
+        parts += layers_table(report, width, verbose=verbose)
     parts += memory_table(report, width, verbose=verbose)
     parts += host_lines(report)
     parts += [*(["", *phase_lines(report)] if verbose else []), *pipeline_lines(report)]

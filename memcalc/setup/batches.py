@@ -15,7 +15,12 @@ def seq_len_of(options: Options, model: Model) -> int:
     """Return the tokens of a sequence; raise InputError if the model cannot take so many."""
     program = model.program
     if options.seq_len is not None and not program.has_sequence:
-        refuse("seq_len", options.seq_len, f"a {model.model_type} is trained on images; allowed: leave it out")
+        why = (
+            "the input of --layers has no `seq`"
+            if model.model_type == "layers"
+            else f"a {model.model_type} is trained on images"
+        )
+        refuse("seq_len", options.seq_len, f"{why}; allowed: leave it out")
     if options.seq_len is None:
         return min(2048, program.max_seq_len or 2048)
     if program.positions_limit is not None and options.seq_len > program.positions_limit:

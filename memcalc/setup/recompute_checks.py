@@ -21,6 +21,8 @@ def check_recompute(options: Options, model: Model, *, megatron: bool) -> None:
             else "is not what Megatron does"
         )
         refuse("recompute", options.recompute, f"{why}; allowed: {', '.join(kinds)}")
+    if options.recompute != "none" and model.model_type == "layers":
+        refuse("recompute", options.recompute, f"for --layers {NOT_YET}none")
     if options.recompute != "none" and not model.program.recomputes:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
     if options.recompute == "op" and options.kernels == "fused":

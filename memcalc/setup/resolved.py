@@ -9,6 +9,7 @@ from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.engine_checks import check_engine_of_model
+from memcalc.setup.layers_checks import check_layers
 from memcalc.setup.methods import (
     attention_of,
     cp_comm_type_of,
@@ -48,6 +49,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     """Return the setup that `options` mean for `model`; None stands for a bare number of parameters."""
     options = with_adapters_of_trl(with_kernels_of_liger(options))
     check_engine_of_model(options, model)
+    if model is not None and model.model_type == "layers":
+        check_layers(options)
     model = None if model is None else tasked(model, options)
     if model is not None:
         check_optimizer_of_layers(options, model)

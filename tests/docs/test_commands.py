@@ -14,6 +14,8 @@ from command import LLAMA, here
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FENCE = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"^```yaml\n# ([\w.-]+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+"""A file that a page shows: its name, as the first line, and its content."""
 NOT_RUN = {
     ("validate",): "runs torch for ten seconds to minutes: tests/validate has its own cases",
 }
@@ -66,6 +68,8 @@ def test_every_command_of_a_page_runs(
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     (tmp_path / "ds_config.json").write_text(json.dumps(DEEPSPEED), encoding="utf-8")
     (tmp_path / "sft.yaml").write_text(json.dumps(SFT), encoding="utf-8")
+    for name, content in FILE.findall((ROOT / page).read_text(encoding="utf-8")):
+        (tmp_path / name).write_text(content, encoding="utf-8")
     for words in dict.fromkeys(arguments(line) for line in BY_PAGE[page]):
         if is_run(words):
             ran = here(capsys, *words)

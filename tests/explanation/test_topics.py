@@ -45,6 +45,9 @@ NAMES = [
     "trillion",
     "encoder-decoder-stages",
     "lora",
+    "convolution",
+    "batch-norm",
+    "lstm",
 ]
 
 
@@ -127,6 +130,9 @@ PRINTED = {
     "ZeRO, arXiv 1910.02054, section 1": 16e12,
     "Distributed Optimizer": 18,
     "Model training anatomy": 1343 * 2**20,
+    "Convolutional Networks, parameter sharing": 34_944,
+    "Convolutional Networks, spatial arrangement": 55,
+    "Convolutional Networks, layer patterns": 7,
 }
 """The end of a source, and a number that stands there."""
 

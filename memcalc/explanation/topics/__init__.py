@@ -34,6 +34,9 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "trillion",
         "mfu",
         "cuda-context",
+        "convolution",
+        "batch-norm",
+        "lstm",
     ),
     partial(constant, "TOPIC", "name"),
 )

@@ -150,6 +150,8 @@ class Run:
     adapters: Adapters | None = None
     own_dtypes: bool = False
     """True if parameters that have a dtype of their own keep it."""
+    data_parallel: int = 1
+    """The ranks whose batches a norm takes together (nn.SyncBatchNorm)."""
     called: dict[tuple[str, int | None], LinearCall] | None = None
     """The linear layers that have been called, while these are noted."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])

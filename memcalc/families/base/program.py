@@ -107,6 +107,8 @@ class Program:
     """The source of the shapes of the weights."""
     source: str = ""
     """The traced module, if this is no program on paper (`memcalc.tracing`)."""
+    notes: tuple[str, ...] = ()
+    """Notes for the reader on what is counted, one sentence each."""
     held: Mapping[int | None, frozenset[str]] = MappingProxyType({})
     """The names of the weights that the user freezes, by their layer."""
 
