@@ -79,6 +79,8 @@ def _setup(
     gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
     attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
     sync_each_micro_batch: o.SyncEachMicroBatch = None,
+    tp_dims: o.TpDims = None,
+    tp_depth: o.TpDepth = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

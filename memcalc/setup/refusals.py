@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 
-_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {"megatron": (), "fsdp2": ("etp",), "deepspeed": ()}
+_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": (), "fsdp2": ("etp",), "deepspeed": (), "colossalai": ("pp", "virtual_stages", "cp", "ep", "etp"),
+}  # fmt: skip
 """The degrees that an engine leaves at one."""
 
 

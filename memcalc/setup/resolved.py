@@ -34,6 +34,7 @@ from memcalc.setup.refusals import (
 )
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
+from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
@@ -51,6 +52,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     model = None if model is None else tasked(model, options)
     if model is not None:
         check_optimizer_of_layers(options, model)
+    check_grid(options)
     dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
@@ -60,6 +62,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_modelled(options, engine, model)
     check_offload(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
+    if engine == "colossalai":
+        check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
@@ -130,6 +134,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         gemm_efficiency=given_share("gemm_efficiency", options),
         attention_efficiency=given_share("attention_efficiency", options),
         memory_efficiency=given_share("memory_efficiency", options),
+        tp_dims=options.tp_dims,
+        tp_depth=tp_depth_of(options),
     )
 
 
@@ -184,6 +190,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     if engine is None:
         if model is not None and model.support.only_engine is not None:
             engine = model.support.only_engine
+        elif options.tp_dims != "1":
+            engine = "colossalai"
         elif options.gpus == 1:
             engine = "none"
         elif parallel:

@@ -107,6 +107,10 @@ class Setup(NamedTuple):
     """The share that fused attention reaches, with half of the square counted."""
     memory_efficiency: float | None
     """The share of the memory's bandwidth that other kernels reach."""
+    tp_dims: str = "1"
+    """The dimensions of the grid that tensor-parallel ranks form: 1, 2, 2.5 or 3."""
+    tp_depth: int | None = None
+    """The squares of ranks in two and a half dimensions; None in others."""
 
     @property
     def micro_batches(self) -> int:
