@@ -8,7 +8,7 @@ from memcalc.core.autograd import Node
 from memcalc.core.dims import merge, plus
 from memcalc.core.dtypes import boolean, int64
 from memcalc.core.ops.elementwise import like, recording
-from memcalc.core.ops.shape import contiguous, part, view
+from memcalc.core.ops.shape import contiguous, part, reshape, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.layout.tensor_dims.sending import own_sequences, send
 
@@ -21,9 +21,9 @@ def shifted_loss(logits: Tensor, ids: Tensor, parts: int, group: str, batch_grou
     square, cube or line, `parts` the ranks that share them. The frame holds the shifted logits."""
     later = plus(logits.shape[1], -1)
     shift_logits = contiguous(part(logits, later, 1))
-    labels = new_tensor(ids.memory, (ids.shape[0], later), ids.dtype, "shifted labels")
+    labels = contiguous(part(ids, later, 1))
     rows = merge(*shift_logits.shape[:2])
-    targets = view(labels, merge(*labels.shape))
+    targets = reshape(labels, merge(*labels.shape))
     own = own_sequences(targets, parts) if parts > 1 else targets
     in_place = group == "all"  # one dimension subtracts the maximum from the logits themselves
     losses = _vocab_parallel(view(shift_logits, rows, logits.shape[2]), own, group, in_place=in_place)
