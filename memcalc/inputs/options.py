@@ -118,7 +118,8 @@ CHOICES: Final[dict[str, Collection[str]]] = {
 """The allowed names of each option that takes one of a few names."""
 WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
-        ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages", "tp_depth"), _DEGREE
+        ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages", "tp_depth"),
+        _DEGREE,
     ),
     **dict.fromkeys(("first_stage_layers", "last_stage_layers", "recompute_layers"), (1, 10**6)),
     **dict.fromkeys(("reduce_bucket_size", "sub_group_size"), (1, 10**15)),

@@ -108,7 +108,9 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
     kinds = ("sdpa", "eager", "flash", "unfused") if engine == "megatron" else model.program.attention_kinds
     if engine == "colossalai":
         if options.attention not in (None, "eager"):
-            refuse("attention", options.attention, f"titans' GPT stores all scores; with engine colossalai {NOT_YET}eager")
+            refuse(
+                "attention", options.attention, f"titans' GPT stores all scores; with engine colossalai {NOT_YET}eager"
+            )
         return "eager"
     if runs_gpt_model(options, engine):
         if options.attention in ("sdpa", "unfused"):

@@ -34,8 +34,8 @@ from memcalc.setup.refusals import (
 )
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
-from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
+from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import overlap_comm_of, zero_sizes
@@ -231,7 +231,7 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
-    if engine in ("none", "ddp"):
+    if engine in ("none", "ddp", "colossalai"):
         refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
     return group
 

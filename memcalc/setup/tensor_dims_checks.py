@@ -28,7 +28,9 @@ def check_grid(options: Options) -> None:
     if grid_of(dims, ranks, depth) is None:
         shape = f"{depth}·q²" if depth is not None else _SHAPES[dims]
         allowed = " or ".join(f"--tp {n}" for n in near(dims, ranks, depth))
-        refuse("tp_dims", dims, f"needs a tp of {shape} with a side of 2 or more, not {ranks}; allowed: 1, or {allowed}")
+        refuse(
+            "tp_dims", dims, f"needs a tp of {shape} with a side of 2 or more, not {ranks}; allowed: 1, or {allowed}"
+        )
 
 
 def tp_depth_of(options: Options) -> int | None:
@@ -96,7 +98,8 @@ def _architecture(options: Options, model: Model) -> Architecture:
         not_built(f"the layers of a {model.model_type}")
     a = architecture_of(model.model_type, model.program.config)
     has = (
-        (a.experts is not None, "experts"), (a.latent is not None, "latent attention"), (a.positions is None, "rotary positions"),
+        (a.experts is not None, "experts"), (a.latent is not None, "latent attention"),
+        (a.positions is None, "rotary positions"),
         (a.gated, "a gated MLP"), (a.rms_norm, "RMS norms"), (a.kv_heads != a.heads, "fewer key/value heads"),
         (not (a.qkv_bias and a.linear_bias), "linear layers without biases"), (a.qk_norm, "norms of queries and keys"),
         (not a.tied, "a head of its own"),
@@ -120,7 +123,9 @@ def _check_sizes(options: Options, grid: Grid, name: str, a: Architecture) -> No
         ("ffn", a.ffn, grid.ffn_unit),
     ):
         if size % unit:
-            refuse(*given, f"{name} has {size} {what}, and {cut} needs a multiple of {unit}; allowed: a tp that divides")
+            refuse(
+                *given, f"{name} has {size} {what}, and {cut} needs a multiple of {unit}; allowed: a tp that divides"
+            )
     from memcalc.layout.tensor_dims.gpt import ROWS_WHOLE
 
     if a.vocab <= ROWS_WHOLE:

@@ -30,7 +30,9 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         return held
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward to step"))
     width = (Dim("parameters of the rank", model.trainable_parameters),)
-    flat = Row("buffers", "flat copy of all gradients", width, setup.compute_dtype, 1, "end of backward", "modelled", _BUCKET)
+    flat = Row(
+        "buffers", "flat copy of all gradients", width, setup.compute_dtype, 1, "end of backward", "modelled", _BUCKET
+    )
     return held._replace(after_backward=((*gradients, flat),), order=None)
 
 

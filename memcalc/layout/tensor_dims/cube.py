@@ -82,7 +82,7 @@ class Cube(NamedTuple):
             # The frame holds the mask, the masked ids and the gathered table until it returns.
             table = gathered(m.weight(), side, "weight", f"{name}: table")
             found = of_own_rows(table, ids)
-            return scattered(found[0], divided(ids.shape[0], side), side, "input", f"output of {name}")
+            return scattered(found[0], divided(ids.shape[0], side), "input", f"output of {name}")
 
     def positions(self, m: Module, ids: Tensor) -> Tensor:
         """Run Embedding3D. Its hook copies the gradient of the table, and sums the copy."""

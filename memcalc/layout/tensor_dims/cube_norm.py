@@ -85,7 +85,7 @@ def _norm_backward(grad: Tensor, mu: Tensor, name: str) -> tuple[Tensor, Tensor]
     dmean = like(dmu, "gradient of the mean")
     dvar_sum = per_token(mu, "gradient of the variance")
     del dvar
-    dmean_sum = per_token(mu, "gradient of the mean")
+    _dmean_sum = per_token(mu, "gradient of the mean")
     del dmean
     both = new_tensor(mu.memory, (_TWO, *dvar_sum.shape), mu.dtype, "two numbers of each token")
     send(mu.memory, "output", "all_reduce", f"{name}: gradients of mean and variance", both.shape, both.dtype)

@@ -216,5 +216,3 @@ def _causal_mask(scores: Tensor) -> Tensor:
     out = new_tensor(scores.memory, shape, boolean, "causal mask")
     del lower
     return out
-
-

@@ -1,4 +1,4 @@
-"""What the layers of all grids share: collectives over a group of the grid, and tensors without a history."""
+"""Parts that the layers of all grids share: collectives over a group of the grid, and tensors without a history."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Square(NamedTuple):
         with m:
             found = of_own_rows(m.weight(), ids)
             own = divided(ids.shape[0], self.grid.side)
-            return scattered(found[0], own, self.grid.side, "column", f"output of {_short(m)}")
+            return scattered(found[0], own, "column", f"output of {_short(m)}")
 
     def positions(self, m: Module, ids: Tensor) -> Tensor:
         """Run Embedding2D: its own sequences in a table whose columns are gathered."""
@@ -135,7 +135,7 @@ def _all(part: Dim, q: int) -> Dim:
     return Dim(f"{name}/{q}" if name != part.name else f"{q}·{part.name}", part.size * q)
 
 
-def _bias_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+def _bias_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     """Return the gradient of a bias (or of a norm's weight), and the incoming one if the bias was added to a tensor.
 
     Of a column in two and a half dimensions all ranks but the first return zeros; this is one of them.

@@ -43,17 +43,17 @@ def _zeroed_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(grads[0], "gradient within the rows")]
 
 
-def scattered(x: Tensor, own: Dim, ranks: int, group: str, name: str) -> Tensor:
+def scattered(x: Tensor, own: Dim, group: str, name: str) -> Tensor:
     """Reduce-scatter along the first dim. Backward gathers."""
     send(x.memory, group, "reduce_scatter", name, x.shape, x.dtype)
     out = new_tensor(x.memory, (own, *x.shape[1:]), x.dtype, f"own part of {name}")
     if recording(x):
-        out.node = Node(x.memory, _scattered_backward, (x,), (), (ranks, group, name))
+        out.node = Node(x.memory, _scattered_backward, (x,), (), (group, name))
     return out
 
 
 def _scattered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    ranks, group, name = node.context
+    group, name = node.context
     shape, dtype = node.metadata[0]
     send(node.memory, group, "all_gather", f"gradient of {name}", shape, dtype)
     return [new_tensor(node.memory, shape, dtype, f"gradient of {name}, gathered")]
