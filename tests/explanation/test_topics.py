@@ -29,7 +29,7 @@ NAMES = [
     "fsdp",
     "activations",
     "recompute",
-    "tensor-parallel",
+    "tensor-parallel", "tensor-parallel-dims",
     "sequence-parallel",
     "context-parallel",
     "pipeline",

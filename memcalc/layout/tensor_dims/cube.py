@@ -67,7 +67,7 @@ class Cube(NamedTuple):
         """Run Linear3D. Its hook sums the gradient of the bias over the ranks that have the same part."""
         with m:
             output = _linear(x, m.weight(), self.grid.side, _short(m), transposed=False)
-            return output + _copied_and_summed(m.weight("bias"), f"{_short(m)}: gradient of the bias")
+            return output + _copied_and_summed(m.weight("bias"), f"gradient of {_short(m)}.bias")
 
     def norm(self, m: Module, x: Tensor) -> Tensor:
         """Run LayerNorm3D."""
@@ -88,7 +88,7 @@ class Cube(NamedTuple):
         """Run Embedding3D. Its hook copies the gradient of the table, and sums the copy."""
         with m:
             own = own_sequences(ids, self.grid.side**2)
-            return embedding(_copied_and_summed(m.weight(), f"{_short(m)}: gradient of the table"), own)
+            return embedding(_copied_and_summed(m.weight(), f"gradient of {_short(m)}.weight"), own)
 
     def logits(self, m: Module, table: Tensor, x: Tensor) -> Tensor:
         """Run VocabParallelClassifier3D."""

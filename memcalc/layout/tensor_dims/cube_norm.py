@@ -53,7 +53,7 @@ def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     del product
     vector, dtype = weight.shape, grad.dtype
     for which in ("bias", "weight"):
-        send(memory, "plane", "all_reduce", f"{name}: gradient of the {which}", vector, dtype)
+        send(memory, "plane", "all_reduce", f"gradient of {name}.{which}", vector, dtype)
     _bias_sum = new_tensor(memory, vector, dtype, "gradient of the bias, summed")
     bias_zeros = new_tensor(memory, vector, dtype, "zeros of the gradient")
     _weight_sum = new_tensor(memory, vector, dtype, "gradient of the weight, summed")

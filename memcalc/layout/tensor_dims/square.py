@@ -67,13 +67,13 @@ class Square(NamedTuple):
         """Run Linear2D or Linear2p5D. Its frame holds the product until the bias is added."""
         with m:
             output = times(x, m.weight(), self.grid.side, _short(m))
-            return self.with_bias(output, m.weight("bias"), _short(m))
+            return self.with_bias(output, m.weight("bias"), f"{_short(m)}.bias")
 
     def with_bias(self, x: Tensor | None, bias: Tensor, name: str) -> Tensor:
         """Run add_bias_2d or add_bias_2p5d: the sum, or the whole bias of the column if there is nothing to add to."""
         two, q = self.grid.dims == "2", self.grid.side
         whole = (_all(bias.shape[0], q),) if two else bias.shape
-        send(bias.memory, "column", "all_gather" if two else "broadcast", f"{name}: bias", whole, bias.dtype)
+        send(bias.memory, "column", "all_gather" if two else "broadcast", name, whole, bias.dtype)
         temp = new_tensor(bias.memory, whole, bias.dtype, "bias of the column")
         out = temp if x is None else of_two(x, temp, "with its bias")
         inputs = (bias,) if x is None else (bias, x)
@@ -100,8 +100,8 @@ class Square(NamedTuple):
             var_x = per_token(x, "inverse deviation")
             del root
             output = _normalised(x, var_x, name)
-            scale = self.with_bias(None, m.weight(), f"{name}: weight")
-            bias = self.with_bias(None, m.weight("bias"), name)
+            scale = self.with_bias(None, m.weight(), f"{name}.weight")
+            bias = self.with_bias(None, m.weight("bias"), f"{name}.bias")
             out = _addcmul(bias, scale, output)
             del e_x
             return out
@@ -145,7 +145,7 @@ def _bias_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     grad = grads[0]
     summed = grad if len(grad.shape) == 1 else new_tensor(memory, (grad.shape[-1],), grad.dtype, "sum over tokens")
     kind = "reduce_scatter" if two else "reduce"
-    send(memory, "column", kind, f"{name}: gradient of the bias", summed.shape, summed.dtype)
+    send(memory, "column", kind, f"gradient of {name}", summed.shape, summed.dtype)
     own = new_tensor(memory, shape, dtype, "own part of the gradient" if two else "zeros of the gradient")
     return [own, grad][: len(node.edges)]
 
