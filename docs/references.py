@@ -73,7 +73,8 @@ class Project(NamedTuple):
 
 
 PROJECTS = (
-    Project("Colossal-AI", "github.com/hpcaitech/ColossalAI", r"(colossalai|parallel_[123]|[123]p?5?d/(layers|_op)|_operation|[123]D_tensor)",
+    Project("Colossal-AI", "github.com/hpcaitech/ColossalAI",
+            r"(colossalai|parallel_[123]|[123]p?5?d/(layers|_op)|_operation|[123]D_tensor)",
             ("memcalc/layout/tensor_dims", "memcalc/setup/tensor_dims_checks"), version="0.5.0"),
     Project("titans", "github.com/hpcaitech/titans", r"titans/", version="0.0.7"),
     Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel",
