@@ -15,7 +15,7 @@ from memcalc.cli.main import COMMANDS
 
 OPTIONS = (
     "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp",
-    "--cp-comm-type", "--pp-rank", "--tp-dims", "--tp-depth",
+    "--cp-comm-type", "--pp-rank", "--tp-dims", "--tp-depth", "--autotp",
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
@@ -78,6 +78,7 @@ DEFAULTS: dict[str, Any] = {
     "offload_optimizer": "none", "offload_params": "none",
     "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None, "tp_dims": "1", "tp_depth": None,
+    "autotp": False,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 

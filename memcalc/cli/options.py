@@ -87,6 +87,14 @@ TpDepth = Annotated[
         "--tp-depth",
     ),
 ]
+AutoTp = Annotated[
+    bool,
+    option(
+        "DeepSpeed's AutoTP cuts transformers' modules (tensor_parallel: autotp_size), not a GPTModel.",
+        KNOBS,
+        "--autotp",
+    ),
+]
 Pp = Annotated[int | None, option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
 Cp = Annotated[int | None, option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
 CpCommType = Annotated[

@@ -81,6 +81,7 @@ def _setup(
     sync_each_micro_batch: o.SyncEachMicroBatch = None,
     tp_dims: o.TpDims = None,
     tp_depth: o.TpDepth = None,
+    autotp: o.AutoTp = False,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

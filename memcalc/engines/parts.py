@@ -31,6 +31,10 @@ def part_of(model: Model, setup: Setup) -> Model:
         from memcalc.engines.colossalai import part
 
         return part.part_of(model, setup)
+    if setup.autotp:
+        from memcalc.engines.deepspeed import auto_tp
+
+        return auto_tp.part_of(model, setup)
     if setup.cp > 1 and setup.engine == "deepspeed":
         return shared_sequences.rank_of(model, setup)
     if setup.tp > 1:
@@ -105,6 +109,10 @@ def collectives_of_modules(model: Model, setup: Setup, made: Profile) -> list[Co
 
         return part.collectives_of_layers(setup, made)
     layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
+    if setup.autotp:
+        from memcalc.engines.deepspeed import auto_tp
+
+        return auto_tp.collectives_of(setup, made, layers)
     if setup.engine == "deepspeed" and setup.cp > 1:
         return shared_sequences.collectives_of(model, setup, made)
     if setup.engine == "deepspeed" and setup.ep > 1:

@@ -87,6 +87,7 @@ class Options(NamedTuple):
     memory_efficiency: float | None = None
     tp_dims: str = "1"
     tp_depth: int | None = None
+    autotp: bool = False
 
 
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
@@ -160,6 +161,7 @@ FLAGS: Final = (
     "prepare_kbit_training",
     "precompute_reference",
     "dora",
+    "autotp",
 )
 
 

@@ -1,4 +1,4 @@
-"""Notes on a report of ranks that form a grid: what a user of Colossal-AI's layers has to do, and what is not theirs."""
+"""Notes on a report of ranks that Colossal-AI's layers or DeepSpeed's AutoTP cut: what their user does, what is not theirs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ if TYPE_CHECKING:
 
 
 def grid_notes(report: Report) -> list[str]:
-    """Return a sentence for each note on Colossal-AI's layers; none with another engine."""
+    """Return a sentence for each note on Colossal-AI's layers or AutoTP's; none with other parts."""
+    if report.setup.autotp:
+        return [
+            "autotp: the layers are DeepSpeed's byte by byte; ZeRO's blocks over a rank's part are those of a slice of "
+            "Megatron-DeepSpeed's model, not compared with a run; the check of the first batch is left out"
+        ]
     if report.setup.engine != "colossalai":
         return []
     from memcalc.engines.colossalai.part import part_of

@@ -89,7 +89,7 @@ def _with_ddp(name: str, degree: int) -> None:
 def runs_gpt_model(options: Options, engine: str) -> bool:
     """Tell whether DeepSpeed runs Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and stages
     there."""
-    return engine == "deepspeed" and max(options.tp, options.pp) > 1
+    return engine == "deepspeed" and max(options.tp, options.pp) > 1 and not options.autotp
 
 
 def check_deepspeed(options: Options, model: Model | None) -> None:

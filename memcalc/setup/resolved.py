@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
+from memcalc.setup.auto_tp_checks import check_auto_tp
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.methods import (
@@ -62,6 +63,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_modelled(options, engine, model)
     check_offload(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
+    if options.autotp:
+        check_auto_tp(options, engine, model)
     if engine == "colossalai":
         check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
@@ -136,6 +139,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         memory_efficiency=given_share("memory_efficiency", options),
         tp_dims=options.tp_dims,
         tp_depth=tp_depth_of(options),
+        autotp=options.autotp,
     )
 
 
@@ -192,6 +196,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
             engine = model.support.only_engine
         elif options.tp_dims != "1":
             engine = "colossalai"
+        elif options.autotp:
+            engine = "deepspeed"
         elif options.gpus == 1:
             engine = "none"
         elif parallel:

@@ -111,6 +111,8 @@ class Setup(NamedTuple):
     """The dimensions of the grid that tensor-parallel ranks form: 1, 2, 2.5 or 3."""
     tp_depth: int | None = None
     """The squares of ranks in two and a half dimensions; None in others."""
+    autotp: bool = False
+    """True if DeepSpeed's AutoTP cuts transformers' own modules."""
 
     @property
     def micro_batches(self) -> int:
@@ -144,7 +146,7 @@ class Setup(NamedTuple):
     def runs_gpt_model(self) -> bool:
         """Tell whether DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel instead of transformers'
         module."""
-        return self.engine == "deepspeed" and max(self.tp, self.pp) > 1
+        return self.engine == "deepspeed" and max(self.tp, self.pp) > 1 and not self.autotp
 
     @property
     def splits_layers(self) -> bool:

@@ -53,7 +53,7 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "gradient_accumulation_fusion": (MEGATRON, (True, False)), "attention_mask_in_dataloader": (MEGATRON, (True, False)),
 }  # fmt: skip
 """Option -> a setup, and the values that are tried beside it."""
-NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "offload_params", "tp_dims", "tp_depth"}
+NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "offload_params", "tp_dims", "tp_depth", "autotp"}
 """dp follows from the others; experts and grids are another model's; the rest has one value here."""
 
 
