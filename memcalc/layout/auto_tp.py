@@ -78,5 +78,5 @@ def _own_columns_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def on_rank(program: Program, plan: Plan, ranks: int) -> Program:
     """Return the program of one of `ranks` ranks. Heads, widths and the vocabulary have to divide."""
-    kept = {path: style for path, style in plan.items() if style != "embedding_rowwise"}
+    kept: Plan = {path: style for path, style in plan.items() if style != "embedding_rowwise"}
     return split(program, kept, ranks, AutoTensorParallel)
