@@ -30,6 +30,9 @@ PAPERS: dict[str, str] = {
     "2001.08361": "Kaplan et al., Scaling Laws for Neural Language Models",
     "2005.14165": "Brown et al., Language Models are Few-Shot Learners (GPT-3)",
     "2006.16668": "Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding",
+    "2104.05343": "Xu et al., Optimus: An Efficient 2D Method for Training Super-Large Deep Learning Models",
+    "2105.14450": "Bian et al., Maximizing Parallelism in Distributed Training for Huge Neural Networks",
+    "2105.14500": "Wang et al., Tesseract: 2.5-Dimensional Distributed Model Training",
     "2104.04473": "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
     "2106.09685": "Hu et al., LoRA: Low-Rank Adaptation of Large Language Models",
     "2110.02861": "Dettmers et al., 8-bit Optimizers via Block-wise Quantization",
@@ -70,6 +73,10 @@ class Project(NamedTuple):
 
 
 PROJECTS = (
+    Project("Colossal-AI", "github.com/hpcaitech/ColossalAI",
+            r"(colossalai|parallel_[123]|[123]p?5?d/(layers|_op)|_operation|[123]D_tensor)",
+            ("memcalc/layout/tensor_dims", "memcalc/setup/tensor_dims_checks"), version="0.5.0"),
+    Project("titans", "github.com/hpcaitech/titans", r"titans/", version="0.0.7"),
     Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel",
             r"(src/liger|liger_kernel/|ops/(rms|swiglu|geglu|rope|fused_lin|cross)|transformers/monkey)",
             ("memcalc/kernels/liger",), version="0.8.5"),

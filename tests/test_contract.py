@@ -15,7 +15,7 @@ from memcalc.cli.main import COMMANDS
 
 OPTIONS = (
     "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp",
-    "--cp-comm-type", "--pp-rank",
+    "--cp-comm-type", "--pp-rank", "--tp-dims", "--tp-depth", "--autotp",
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
@@ -54,7 +54,8 @@ VALUES = {
     "--quantize": "none nf4 fp4 int8",
     "--quantize-compute-dtype": "fp32 bf16 fp16",
     "--task": "pretrain sft dpo kto ppo grpo",
-    "--engine": "none ddp fsdp2 deepspeed megatron",
+    "--engine": "none ddp fsdp2 deepspeed megatron colossalai",
+    "--tp-dims": "1 2 2.5 3",
 }
 
 DEFAULTS: dict[str, Any] = {
@@ -77,7 +78,8 @@ DEFAULTS: dict[str, Any] = {
     "input_require_grads": False, "task": "pretrain", "precompute_reference": None,
     "offload_optimizer": "none", "offload_params": "none",
     "gpu": None, "network_gbps": None,
-    "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None,
+    "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None, "tp_dims": "1", "tp_depth": None,
+    "autotp": False,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 

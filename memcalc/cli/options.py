@@ -70,6 +70,31 @@ Dp = Annotated[
     option("Data parallel degree. The other degrees decide it; a given value is checked.", _PARALLEL, "--dp"),
 ]
 Tp = Annotated[int | None, option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")]
+TpDims = Annotated[
+    str | None,
+    option(
+        "Dimensions of the grid of tensor parallel ranks, as in Colossal-AI: 1, 2 (tp = q²), 2.5 (tp = d·q²), 3 (tp = l³). "
+        "(default: 1)",
+        KNOBS,
+        "--tp-dims",
+    ),
+]
+TpDepth = Annotated[
+    int | None,
+    option(
+        "The squares d of --tp-dims 2.5. (default: the most with tp = d·q² and d up to q)",
+        KNOBS,
+        "--tp-depth",
+    ),
+]
+AutoTp = Annotated[
+    bool,
+    option(
+        "DeepSpeed's AutoTP cuts transformers' modules (tensor_parallel: autotp_size), not a GPTModel.",
+        KNOBS,
+        "--autotp",
+    ),
+]
 Pp = Annotated[int | None, option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
 Cp = Annotated[int | None, option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
 CpCommType = Annotated[

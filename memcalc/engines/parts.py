@@ -27,6 +27,14 @@ def part_of(model: Model, setup: Setup) -> Model:
     have the whole one here."""
     if setup.runs_gpt_model:
         return megatron_deepspeed.slice_of(model, setup)
+    if setup.engine == "colossalai":
+        from memcalc.engines.colossalai import part
+
+        return part.part_of(model, setup)
+    if setup.autotp:
+        from memcalc.engines.deepspeed import auto_tp
+
+        return auto_tp.part_of(model, setup)
     if setup.cp > 1 and setup.engine == "deepspeed":
         return shared_sequences.rank_of(model, setup)
     if setup.tp > 1:
@@ -39,6 +47,10 @@ def kernels_of_part(model: Model, setup: Setup) -> Kernels | None:
     model."""
     if setup.runs_gpt_model:
         return megatron_deepspeed.KERNELS
+    if setup.engine == "colossalai":
+        from memcalc.engines.colossalai import part
+
+        return part.KERNELS
     shared = model.program.context_parallel
     if isinstance(shared, context_parallel.ContextParallel):
         return Kernels(context_parallel.replaced(shared.ring), context_parallel.SOURCE)
@@ -92,7 +104,15 @@ def sharers(model: Model, setup: Setup) -> dict[int, Model]:
 
 def collectives_of_modules(model: Model, setup: Setup, made: Profile) -> list[Collective]:
     """Return what the run's modules have sent, by the plan that they are split with."""
+    if setup.engine == "colossalai":
+        from memcalc.engines.colossalai import part
+
+        return part.collectives_of_layers(setup, made)
     layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
+    if setup.autotp:
+        from memcalc.engines.deepspeed import auto_tp
+
+        return auto_tp.collectives_of(setup, made, layers)
     if setup.engine == "deepspeed" and setup.cp > 1:
         return shared_sequences.collectives_of(model, setup, made)
     if setup.engine == "deepspeed" and setup.ep > 1:

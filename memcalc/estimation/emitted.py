@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.errors import InputError, one_line
 from memcalc.formats.given import with_files
 from memcalc.inputs.model import load_model
-from memcalc.inputs.options import check_options
+from memcalc.inputs.options import check_options, refuse
 from memcalc.setup.resolved import resolve
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ def emit(format: str, model: Any = None, **options: Any) -> Written:
 def written(format: str, setup: Setup, model: Model) -> Written:
     """Return a resolved setup in a format. Raise InputError for one that the format has nothing like."""
     check_format(format)
+    if setup.engine == "colossalai" and format != "torchrun":
+        refuse(
+            "engine",
+            setup.engine,
+            "Colossal-AI's own configuration is not written by this version; allowed: emit torchrun",
+        )
     return import_module(f"memcalc.formats.{format.replace('-', '_')}_writer").write(setup, model)
 
 

@@ -66,6 +66,19 @@ def _experts_per_token(report: Report) -> int:
     return experts.per_token
 
 
+def _side(report: Report) -> int:
+    """Return the ranks along one edge of the grid that tensor-parallel ranks form."""
+    from memcalc.layout.tensor_dims.grid import grid_of
+
+    grid = grid_of(report.setup.tp_dims, report.setup.tp, report.setup.tp_depth)
+    assert grid is not None
+    return grid.side
+
+
+def _depth(report: Report) -> int:
+    return report.setup.tp_depth or 1
+
+
 def _rank(report: Report) -> int:
     if not report.setup.lora_rank:
         raise InputError("--lora-rank 0: the rule is about adapters; allowed: 1 or more")
@@ -92,6 +105,8 @@ LETTERS: Final[dict[str, Letter]] = {
     "m": Letter(Words("micro-batches", "微批次数"), _of_setup("micro_batches")),
     "T": Letter(Words("tokens of a GPU in a step", "每张 GPU 每步的 token 数"), _tokens),
     "t": Letter(Words("tensor-parallel GPUs", "张量并行度"), _of_setup("tp")),
+    "q": Letter(Words("ranks along an edge of the grid", "网格一条边上的 rank 数"), _side),
+    "D": Letter(Words("squares of the grid", "网格的层数（深度）"), _depth),
     "p": Letter(Words("pipeline stages", "流水线阶段数"), _of_setup("pp")),
     "v": Letter(Words("model chunks of a stage", "每个阶段的模型块数"), _of_setup("virtual_stages")),
     "c": Letter(Words("context-parallel GPUs", "上下文并行度"), _of_setup("cp")),

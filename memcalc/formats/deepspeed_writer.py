@@ -47,6 +47,7 @@ _SAID: Final = frozenset({
 })  # fmt: skip
 """The options that the file says, or that follow from those."""
 _OF_OPTIMIZER: Final = ("optimizer", "optimizer_implementation")
+_AUTO_TP: Final = "tensor_parallel.autotp_size, which this version does not write"
 _WHY: Final[Mapping[str, str]] = {
     "gpus": "the launcher starts the processes (deepspeed --num_gpus, torchrun)",
     "optimizer": "DeepSpeed cannot make it: the script hands it to deepspeed.initialize",
@@ -69,7 +70,8 @@ def write(setup: Setup, model: Model) -> Written:
         **_ranks(setup),
     }
     said = {*_SAID, *(_OF_OPTIMIZER if "optimizer" in content else ())}
-    return Written(json.dumps(content, indent=2) + "\n", unsaid(setup, model, said, {}, _WHY))
+    why = {**_WHY, **dict.fromkeys(("tp", "autotp"), _AUTO_TP)} if setup.autotp else _WHY
+    return Written(json.dumps(content, indent=2) + "\n", unsaid(setup, model, said, {}, why))
 
 
 def _batches(setup: Setup) -> dict[str, int]:

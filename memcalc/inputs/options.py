@@ -87,6 +87,9 @@ class Options(NamedTuple):
     gemm_efficiency: float | None = None
     attention_efficiency: float | None = None
     memory_efficiency: float | None = None
+    tp_dims: str = "1"
+    tp_depth: int | None = None
+    autotp: bool = False
 
 
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
@@ -112,12 +115,14 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_params": ("none", "cpu", "nvme"),
     "kernels": ("hf", "fused", "megatron"),
+    "tp_dims": ("1", "2", "2.5", "3"),
     "engine": ENGINES,
 }  # fmt: skip
 """The allowed names of each option that takes one of a few names."""
 WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
-        ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages"), _DEGREE
+        ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages", "tp_depth"),
+        _DEGREE,
     ),
     **dict.fromkeys(("first_stage_layers", "last_stage_layers", "recompute_layers"), (1, 10**6)),
     **dict.fromkeys(("reduce_bucket_size", "sub_group_size"), (1, 10**15)),
@@ -159,6 +164,7 @@ FLAGS: Final = (
     "prepare_kbit_training",
     "precompute_reference",
     "dora",
+    "autotp",
 )
 
 
@@ -179,6 +185,8 @@ def option_name(field: str) -> str:
 def check_options(given: Mapping[str, Any]) -> Options:
     """Return `given` as Options; None counts as left out. Raises InputError that names the option, the value and what
     is allowed."""
+    if isinstance(given.get("tp_dims"), (int, float)) and not isinstance(given["tp_dims"], bool):
+        given = {**given, "tp_dims": f"{given['tp_dims']:g}"}  # 2, 2.0 and 2.5 as text
     for name, value in given.items():
         if name not in Options._fields:
             close = nearest(name, Options._fields)

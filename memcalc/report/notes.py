@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.attention import SCORES
 from memcalc.kernels.attention_on_gpu import fused_kernels
+from memcalc.report.grid_notes import grid_notes
 from memcalc.report.input_notes import input_notes
 from memcalc.units import show_bytes
 
@@ -22,6 +23,7 @@ def notes(report: Report) -> list[str]:
     """Return a sentence for each note; usually none."""
     return [
         *input_notes(report),
+        *grid_notes(report),
         *_of_one_gpu(report),
         *_of_states(report),
         *_of_paged_states(report),

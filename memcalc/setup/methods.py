@@ -106,6 +106,12 @@ def implementation_of(options: Options, engine: str) -> str:
 def attention_of(options: Options, engine: str, model: Model) -> str:
     """Return the attention that runs. Megatron's depends on the GPU."""
     kinds = ("sdpa", "eager", "flash", "unfused") if engine == "megatron" else model.program.attention_kinds
+    if engine == "colossalai":
+        if options.attention not in (None, "eager"):
+            refuse(
+                "attention", options.attention, f"titans' GPT stores all scores; with engine colossalai {NOT_YET}eager"
+            )
+        return "eager"
     if runs_gpt_model(options, engine):
         if options.attention in ("sdpa", "unfused"):
             why = "Megatron-DeepSpeed's GPTModel uses the flash-attn package; allowed: flash, eager"
@@ -208,6 +214,11 @@ def liger_of(options: Options, kernels: str, model: Model | None) -> str | None:
 
 def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:
     """Return the loss that runs: the kernels' own unless another one is asked for."""
+    if engine == "colossalai":
+        if options.cross_entropy not in (None, "vocab-parallel"):
+            why = "Colossal-AI's loss is over a vocabulary that ranks share; allowed: vocab-parallel"
+            refuse("cross_entropy", options.cross_entropy, why)
+        return "vocab-parallel"
     if model.task is not None:
         return "chunked"  # TRL's head, of all preference tasks (memcalc.setup.task_checks)
     loss = (

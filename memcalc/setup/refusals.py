@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 
-_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {"megatron": (), "fsdp2": ("etp",), "deepspeed": ()}
+_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": (), "fsdp2": ("etp",), "deepspeed": (), "colossalai": ("pp", "virtual_stages", "cp", "ep", "etp"),
+}  # fmt: skip
 """The degrees that an engine leaves at one."""
 
 
@@ -87,7 +89,7 @@ def _with_ddp(name: str, degree: int) -> None:
 def runs_gpt_model(options: Options, engine: str) -> bool:
     """Tell whether DeepSpeed runs Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and stages
     there."""
-    return engine == "deepspeed" and max(options.tp, options.pp) > 1
+    return engine == "deepspeed" and max(options.tp, options.pp) > 1 and not options.autotp
 
 
 def check_deepspeed(options: Options, model: Model | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
+from memcalc.setup.auto_tp_checks import check_auto_tp
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.layers_checks import check_layers
@@ -36,6 +37,7 @@ from memcalc.setup.refusals import (
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
+from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import overlap_comm_of, zero_sizes
@@ -54,6 +56,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     model = None if model is None else tasked(model, options)
     if model is not None:
         check_optimizer_of_layers(options, model)
+    check_grid(options)
     dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
@@ -63,6 +66,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_modelled(options, engine, model)
     check_offload(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
+    if options.autotp:
+        check_auto_tp(options, engine, model)
+    if engine == "colossalai":
+        check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
@@ -135,6 +142,9 @@ def resolve(options: Options, model: Model | None) -> Setup:
         gemm_efficiency=given_share("gemm_efficiency", options),
         attention_efficiency=given_share("attention_efficiency", options),
         memory_efficiency=given_share("memory_efficiency", options),
+        tp_dims=options.tp_dims,
+        tp_depth=tp_depth_of(options),
+        autotp=options.autotp,
     )
 
 
@@ -195,6 +205,10 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     if engine is None:
         if model is not None and model.support.only_engine is not None:
             engine = model.support.only_engine
+        elif options.tp_dims != "1":
+            engine = "colossalai"
+        elif options.autotp:
+            engine = "deepspeed"
         elif options.gpus == 1:
             engine = "none"
         elif parallel:
@@ -234,7 +248,7 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
-    if engine in ("none", "ddp"):
+    if engine in ("none", "ddp", "colossalai"):
         refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
     return group
 

@@ -111,6 +111,12 @@ class Setup(NamedTuple):
     """The share that fused attention reaches, with half of the square counted."""
     memory_efficiency: float | None
     """The share of the memory's bandwidth that other kernels reach."""
+    tp_dims: str = "1"
+    """The dimensions of the grid that tensor-parallel ranks form: 1, 2, 2.5 or 3."""
+    tp_depth: int | None = None
+    """The squares of ranks in two and a half dimensions; None in others."""
+    autotp: bool = False
+    """True if DeepSpeed's AutoTP cuts transformers' own modules."""
 
     @property
     def micro_batches(self) -> int:
@@ -144,7 +150,7 @@ class Setup(NamedTuple):
     def runs_gpt_model(self) -> bool:
         """Tell whether DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel instead of transformers'
         module."""
-        return self.engine == "deepspeed" and max(self.tp, self.pp) > 1
+        return self.engine == "deepspeed" and max(self.tp, self.pp) > 1 and not self.autotp
 
     @property
     def splits_layers(self) -> bool:

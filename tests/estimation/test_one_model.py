@@ -54,8 +54,8 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "te_workspaces": (MEGATRON, (0, 5)), "cublas_workspace_config": ({}, (":4096:8", ":0:0")),
 }  # fmt: skip
 """Option -> a setup, and the values that are tried beside it."""
-NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "offload_params"}
-"""dp follows from the others; experts are another model's; the rest has one value here."""
+NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "offload_params", "tp_dims", "tp_depth", "autotp"}
+"""dp follows from the others; experts and grids are another model's; the rest has one value here."""
 
 
 def numbers(model: Any, options: dict[str, Any]) -> Any:

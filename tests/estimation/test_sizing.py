@@ -35,7 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "lora_dropout": (0.1,), "lora_bias": ("all",), "adapter_dtype": ("bf16",), "input_require_grads": (True, False),
     "task": ("pretrain", "dpo", "kto"), "precompute_reference": (True, False),
     "offload_optimizer": ("none", "cpu", "nvme"), "offload_params": ("none", "cpu", "nvme"),
-    "dora": (True,), "modules_to_save": ("lm_head",),
+    "dora": (True,), "modules_to_save": ("lm_head",), "tp_dims": ("2", "3"), "tp_depth": (2,), "autotp": (True,),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}

@@ -30,6 +30,7 @@ NAMES = [
     "activations",
     "recompute",
     "tensor-parallel",
+    "tensor-parallel-dims",
     "sequence-parallel",
     "context-parallel",
     "pipeline",

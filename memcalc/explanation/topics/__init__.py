@@ -22,6 +22,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "batch-and-sequence",
         "lora",
         "tensor-parallel",
+        "tensor-parallel-dims",
         "sequence-parallel",
         "context-parallel",
         "pipeline",
