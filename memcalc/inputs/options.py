@@ -52,6 +52,9 @@ class Options(NamedTuple):
     prefetch_bucket_size: int | None = None
     sub_group_size: int | None = None
     overlap_comm: bool | None = None
+    zero_quantized_weights: bool = False
+    zero_quantized_gradients: bool = False
+    zero_hpz_partition_size: int = 1
     gradient_accumulation_fusion: bool | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
@@ -128,6 +131,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
         ),
         (0, 10**15),
     ),
+    "zero_hpz_partition_size": _DEGREE,
     "pp_rank": (0, 10**6),
     "lora_rank": (0, 10**6),
     "zero": (0, 3),
@@ -148,6 +152,8 @@ FLAGS: Final = (
     "padded",
     "clip_grad_norm",
     "overlap_comm",
+    "zero_quantized_weights",
+    "zero_quantized_gradients",
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",

@@ -37,7 +37,7 @@ from memcalc.setup.speeds import given_share, network_gbps
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
-from memcalc.setup.zero_sizes import overlap_comm_of, zero_sizes
+from memcalc.setup.zero_sizes import overlap_comm_of, zero_plus_plus_of, zero_sizes
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute_layers=options.recompute_layers,
         **zero_sizes(options, engine),
         overlap_comm=overlap_comm_of(options, engine),
+        **zero_plus_plus_of(options, engine, precision, model),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
