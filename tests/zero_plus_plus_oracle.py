@@ -70,16 +70,6 @@ class PlusPlusStep:
     sent: dict[tuple[str, str, int], tuple[int, int]]
 
 
-class _Quantizing(RankMode):
-    """As `RankMode`; an all-to-all of numbers that the group's ranks do not divide is refused, as NCCL's group does."""
-
-    def _collective(self, name: str, args: tuple[Any, ...]) -> None:
-        super()._collective(name, args)
-        if name == "alltoall_base_":
-            group = next(a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type()))
-            assert args[1].shape[0] % torch.distributed.ProcessGroup.unbox(group).size() == 0
-
-
 @contextlib.contextmanager
 def stand_ins(per_node: int) -> Iterator[None]:
     """Within `ranks`: the quantiser, and a node's number of devices."""
@@ -115,7 +105,7 @@ def plus_plus_step(
     `frozen`: beginnings of the names of parameters that do not train."""
     import deepspeed
 
-    mode = _Quantizing()
+    mode = RankMode()
     with ranks(gpus, rank), stand_ins(per_node):
         model = build(config, "sdpa", torch.float32)
         if recompute:

@@ -12,6 +12,7 @@ from memcalc.formats.accelerate_part import Part
 from memcalc.formats.deepspeed_writer import DEFAULT_SIZES
 from memcalc.formats.deepspeed_writer import write as deepspeed
 from memcalc.inputs.options import refuse
+from memcalc.setup.zero_sizes import PLUS_PLUS
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -27,7 +28,7 @@ _AXES: Final = {
 _OF_FSDP: Final = frozenset({"engine", "zero", "shard_group"})
 _OF_DEEPSPEED: Final = frozenset({
     "engine", "zero", "shard_group", "ep", "grad_dtype", "overlap_comm", "offload_optimizer", "offload_params",
-    *DEFAULT_SIZES,
+    *DEFAULT_SIZES, *PLUS_PLUS,
 })  # fmt: skip
 
 

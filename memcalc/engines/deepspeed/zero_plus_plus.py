@@ -19,7 +19,6 @@ from memcalc.core.tensor import Sent
 from memcalc.engines.deepspeed.quantizer import scales_of
 from memcalc.engines.deepspeed.zero3_coordinator import Handle
 from memcalc.engines.deepspeed.zero3_step import Step, ZeRO3, play
-from memcalc.inputs.options import refuse
 
 if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
@@ -57,7 +56,6 @@ class PlusPlus(NamedTuple):
     """The nodes over which gradients are reduced as codes; None: they are reduce-scattered."""
     shapes: tuple[tuple[int, ...], ...]
     """The shape of every parameter, in definition order; empty if `nodes` is None."""
-    names: tuple[str, ...]
     is_later: bool = False
     """True if an earlier micro-batch of the step has left its gradients and second partitions."""
 
@@ -207,7 +205,7 @@ class PlusPlusStep(Step):
             if not self._is_quantized(i):
                 out[k] = self._reduced_whole(i, gradient)
                 continue
-            size, groups = self.sizes[i], self._groups(i, nodes)
+            size, groups = self.sizes[i], self._groups(i)
             _codes, _scales = self._codes(size // _HALF, groups)
             _local_output = self._of("codes of the first hop, received", size // _HALF, int8)
             _local_scales = self._of("scales of the first hop, received", groups, fp32)
@@ -247,11 +245,6 @@ class PlusPlusStep(Step):
     def _is_quantized(self, i: int) -> bool:
         return len(self.plus.shapes[i]) != 1 and not self.sizes[i] % (_HALF * self.how.ranks)
 
-    def _groups(self, i: int, nodes: Nodes) -> int:
-        """Return the scales of a gradient. Raises InputError where an all-to-all of them would not divide."""
-        groups = max(*self.plus.shapes[i][:2], self.how.ranks)
-        if groups % self.how.ranks:
-            name, ranks = self.plus.names[i], self.how.ranks
-            why = f"DeepSpeed makes {groups} scales of the gradient of {name}, which {ranks} ranks do not divide"
-            refuse("zero_quantized_gradients", True, f"{why}; allowed: other --gpus, or without it")
-        return groups
+    def _groups(self, i: int) -> int:
+        """Return the scales of a gradient. Where ranks do not divide them, NCCL's equal split leaves the rest unsent."""
+        return max(*self.plus.shapes[i][:2], self.how.ranks)

@@ -33,7 +33,6 @@ def holdings(model: Model, setup: Setup, held: Holdings, over: ZeRO3) -> Holding
         setup.zero_hpz_partition_size,
         nodes,
         tuple(tuple(shape) for _, shape, _ in weights) if nodes else (),
-        tuple(name for name, _, _ in weights) if nodes else (),
     )
     later = first._replace(is_later=True)
     always = _second(model, setup, idle, "always")

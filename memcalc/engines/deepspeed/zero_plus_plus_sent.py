@@ -50,7 +50,7 @@ def of_runs(model: Model, setup: Setup, first: Iterable[Sent], later: Iterable[S
 
 
 class _Call(NamedTuple):
-    """What is equal in calls that count together, and the elements of one of them."""
+    """The kind of a call, by which calls count together, and the elements of one."""
 
     axis: str
     kind: str
