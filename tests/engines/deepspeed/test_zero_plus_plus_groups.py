@@ -66,8 +66,9 @@ def between_nodes(report: memcalc.Report, name: str = "") -> float:
 
 
 def test_volume_of_the_paper() -> None:
-    """Wang et al. 2023, table 1: between nodes ZeRO-3 sends 3M, and with all of ZeRO++ 0.75M: 0.5M in forward, 0 in backward,
-    0.25M for gradients (M: the bytes of the 16-bit weights). To the last digit: scales and small weights are below it."""
+    """Wang et al. 2023, arXiv 2306.10209: between nodes ZeRO-3 sends 3M, and with all of ZeRO++ 0.75M: 0.5M in forward, 0 in
+    backward, 0.25M for gradients (M: the bytes of the 16-bit weights). To the last digit: scales and small weights are below
+    it."""
     plain = memcalc.estimate("llama-7b", **ZERO_3, **ANEW)
     assert between_nodes(plain) == pytest.approx(3, abs=0.005)
     for part, volume in (
@@ -80,7 +81,7 @@ def test_volume_of_the_paper() -> None:
 
 
 def test_memory_of_the_paper() -> None:
-    """Wang et al. 2023, section 3.2 and 4: a second partition is 2Ψ/N bytes of 16-bit weights on each of a group's N GPUs."""
+    """Wang et al. 2023: a second partition is 2Ψ/N bytes of 16-bit weights on each of a group's N GPUs."""
     for ranks in (2, 8, 16):
         report = memcalc.estimate("llama-7b", **ZERO_3, zero_hpz_partition_size=ranks)
         (row,) = [row for row in report.rows_at("step") if "second partition" in row.name]
@@ -92,6 +93,21 @@ def test_second_partitions_come_one_by_one_and_stay_for_the_step() -> None:
     second = memcalc.estimate("llama-7b", **ZERO_3, zero_hpz_partition_size=8)
     assert second.phases["step"] - plain.phases["step"] == 2 * plain.model.num_parameters // 8
     assert plain.phases["forward"] < second.phases["forward"]
+
+
+@pytest.mark.parametrize("shards", [8, 16])
+def test_mics_is_hybrid_sharding(shards: int) -> None:
+    """Zhang et al. 2022 (MiCS, arXiv 2205.00119): states over p GPUs, gathers and the reduce-scatter among these, and an
+    all-reduce of each GPU's part among the n/p replicas. DeepSpeed 0.19 has no MiCS; FSDP2 shards and replicates so."""
+    setup = {"engine": "fsdp2", "zero": 3, "gpus": 64, "precision": "bf16", "gpu": "a100-80gb", "shard_group": shards}
+    report = memcalc.estimate("llama-7b", **setup)
+    size = 2 * report.model.num_parameters
+    assert report.total("parameters") == size // shards
+    sent = {c.collective: c for c in report.collectives if c.phase == "backward" and c.axis == "dp"}
+    assert sent["reduce_scatter"].group_size == sent["all_gather"].group_size == shards
+    assert sent["all_reduce"].group_size == 64 // shards
+    assert sent["all_reduce"].payload * shards == sent["reduce_scatter"].payload
+    assert [nodes_of(sent[kind], report) for kind in ("reduce_scatter", "all_reduce")] == [shards // 8, 64 // shards]
 
 
 @pytest.mark.parametrize(("elements", "groups"), [(8, 1), (8000, 1), (8008, 7), (65536, 16), (16 * 7919, 7919)])
