@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.inputs.options import Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
@@ -220,8 +220,8 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
     if engine == "megatron" and not options.zero:
         refuse("shard_group", group, f"with zero 0 nothing is sharded; allowed: {ranks} (all of dp·cp), or --zero 1")
     if engine == "deepspeed" and options.zero == 3:
-        why = "DeepSpeed's second partition of the weights, hpZ (zero_hpz_partition_size),"
-        refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
+        why = "DeepSpeed shards over all ranks of dp·cp; --zero-hpz-partition-size shares the weights once more (hpZ)"
+        refuse("shard_group", group, f"{why}; allowed: {ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
     if engine in ("none", "ddp"):

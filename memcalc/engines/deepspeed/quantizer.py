@@ -26,12 +26,10 @@ def scales_of(elements: int) -> int:
     (CUDAQuantizer.quantize). Raises InputError for a number that is no multiple of 8, which DeepSpeed's assertion refuses."""
     units, rest = divmod(elements, _UNIT)
     if rest or not units:
-        why = f"DeepSpeed quantises multiples of {_UNIT}, and a rank's part of a gather has {elements} elements"
-        refuse(
-            "zero_quantized_weights",
-            True,
-            f"{why}; allowed: --gpus of which 8 times divides every large weight, or off",
+        why = (
+            f"DeepSpeed quantises multiples of {_UNIT}, and a rank's part of a module's weights has {elements} elements"
         )
+        refuse("zero_quantized_weights", True, f"{why}; allowed: --gpus of which each gets a multiple, or off")
     least = -(-elements // _MOST)
     small = [n for n in range(1, isqrt(units) + 1) if not units % n]
     return min(n for n in (*small, *(units // n for n in small)) if n >= least)

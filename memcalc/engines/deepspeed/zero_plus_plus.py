@@ -84,12 +84,20 @@ class PlusPlusStep(Step):
         self.plus = how
         self.second: dict[int, object] = {}
         """The second partitions. Those of frozen parameters never go, and are rows of their own."""
+        if how.quantized_weights:
+            self._check_modules(order)
         if how.second_ranks > 1 and how.is_later:
             for i in range(len(self.sizes)):
                 if i not in self.coordinator.persistent:
                     self._keep_second(i)
 
     # --- parameters
+
+    def _check_modules(self, order: Order) -> None:
+        """Raise InputError if a module's weights, which the first steps of a process gather by themselves, cannot be codes."""
+        for visited in order:
+            if visited.parameters:
+                scales_of(sum(self._padded(i) for i in visited.parameters) // self.how.ranks)
 
     def _has_second(self, i: int) -> bool:
         return i in self.second or (self.plus.second_ranks > 1 and i in self.how.frozen)

@@ -122,3 +122,20 @@ def test_frozen_weights_keep_their_second_partition(
 def test_on_one_node_gradients_are_reduce_scattered() -> None:
     check(LLAMA, QGZ | SOME_KEPT, gpus=4, per_node=4)
     check(LLAMA, QGZ | SOME_KEPT, gpus=4, per_node=8)
+
+
+def test_the_first_step_gathers_module_by_module() -> None:
+    """24 weights of a norm over 4 ranks are 6: gathers of a later step are of several, and the first one's assertion fails."""
+    small = LLAMA | {
+        "hidden_size": 24,
+        "head_dim": 8,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "intermediate_size": 64,
+    }
+    with pytest.raises(
+        memcalc.InputError, match="quantises multiples of 8, and a rank's part of a module's weights has 6"
+    ):
+        ours(small, QWZ, gpus=4)
+    with pytest.raises(AssertionError, match="multiple of 8"):
+        real(small, QWZ, gpus=4)
