@@ -102,8 +102,7 @@ def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
     """Raise InputError for parts of ZeRO++, whose quantiser has no version for the CPU and which no run asks DeepSpeed for."""
     from memcalc import estimate
     from memcalc.inputs.file_options import FILES
-    from memcalc.inputs.options import NOT_YET, refuse
-    from memcalc.setup.zero_sizes import PLUS_PLUS
+    from memcalc.inputs.options import NOT_YET, PLUS_PLUS, refuse
 
     if not any(name in given for name in (*PLUS_PLUS, *FILES)):
         return

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.formats.unsaid import unsaid
 from memcalc.formats.written import Written
-from memcalc.inputs.options import refuse
-from memcalc.setup.zero_sizes import PLUS_PLUS
+from memcalc.inputs.options import PLUS_PLUS, refuse
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.formats.accelerate_part import Part
 from memcalc.formats.deepspeed_writer import DEFAULT_SIZES
 from memcalc.formats.deepspeed_writer import write as deepspeed
-from memcalc.inputs.options import refuse
-from memcalc.setup.zero_sizes import PLUS_PLUS
+from memcalc.inputs.options import PLUS_PLUS, refuse
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model

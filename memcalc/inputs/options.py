@@ -90,6 +90,12 @@ class Options(NamedTuple):
     memory_efficiency: float | None = None
 
 
+PLUS_PLUS: Final[Mapping[str, Any]] = {
+    "zero_quantized_weights": False,
+    "zero_quantized_gradients": False,
+    "zero_hpz_partition_size": 1,
+}
+"""The options of ZeRO++, and what each is if that part is off."""
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
 _DEGREE: Final = (1, 10**6)
 CHOICES: Final[dict[str, Collection[str]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.inputs.options import NOT_YET, PLUS_PLUS, Options, refuse
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -50,14 +50,6 @@ def overlap_comm_of(options: Options, engine: str) -> bool | None:
     if given and max(options.tp, options.pp) > 1:
         refuse("overlap_comm", given, f"with --tp or --pp {NOT_YET}off")
     return bool(given)
-
-
-PLUS_PLUS: Final[Mapping[str, Any]] = {
-    "zero_quantized_weights": False,
-    "zero_quantized_gradients": False,
-    "zero_hpz_partition_size": 1,
-}
-"""The options of ZeRO++, and what each is if that part is off."""
 
 
 def zero_plus_plus_of(options: Options, engine: str, precision: str, model: Model | None) -> dict[str, Any]:
