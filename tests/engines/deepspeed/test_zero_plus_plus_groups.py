@@ -193,3 +193,14 @@ def test_values_that_are_refused(options: dict[str, Any], words: str) -> None:
 def test_a_bare_number_of_parameters_has_no_collectives() -> None:
     with pytest.raises(InputError, match="--params"):
         memcalc.estimate(params="7B", **ZERO_3, zero_hpz_partition_size=8)
+
+
+@pytest.mark.parametrize("gpu", [None, "a100-80gb"])
+def test_the_document_and_a_layers_share(gpu: str | None) -> None:
+    """The bytes of all layers' shares are those of their collectives, without the embeddings'."""
+    report = memcalc.estimate("llama-7b", **(ZERO_3 | ALL | {"gpu": gpu, "gpus": 16}))
+    document = report.to_dict()
+    assert {item["dtype"] for item in document["communication"]["items"]} >= {"int8", "fp32", "fp16"}
+    whole = sum(c.payload for c in report.collectives if c.shares is not None)
+    layers = report.model.layers * document["communication"]["per_layer"]["payload"]
+    assert 0.9 * whole < layers < whole
