@@ -38,6 +38,7 @@ PAPERS: dict[str, str] = {
     "2110.02861": "Dettmers et al., 8-bit Optimizers via Block-wise Quantization",
     "2203.13474": "Nijkamp et al., CodeGen",
     "2204.02311": "Chowdhery et al., PaLM: Scaling Language Modeling with Pathways",
+    "2205.00119": "Zhang et al., MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud",
     "2205.01068": "Zhang et al., OPT: Open Pre-trained Transformer Language Models",
     "2205.05198": "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models",
     "2205.14135": "Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness",
@@ -46,6 +47,7 @@ PAPERS: dict[str, str] = {
     "2308.12950": "Rozière et al., Code Llama: Open Foundation Models for Code",
     "2309.14509": "Jacobs et al., DeepSpeed Ulysses",
     "2401.02385": "Zhang et al., TinyLlama: An Open-Source Small Language Model",
+    "2306.10209": "Wang et al., ZeRO++: Extremely Efficient Collective Communication for Giant Model Training",
     "2307.08691": "Dao, FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning",
     "2401.10241": "Qi et al., Zero Bubble Pipeline Parallelism",
     "2403.08295": "Gemma Team, Gemma: Open Models Based on Gemini Research and Technology",
@@ -88,7 +90,8 @@ PROJECTS = (
             ("memcalc/megatron/context_parallel", "memcalc/kernels/unfused_attention.py"), "transformer-engine"),
     Project("DeepSpeed", "github.com/deepspeedai/DeepSpeed",
             r"(deepspeed/|runtime/|zero/(stage|part|config)|\.\./comm|moe/(utils|ep_)|ops/(adam|triton)|fp16/|stage3|stage_1|"
-            r"partition(ed)?_|parameter_off|parallel_state_sp|utils/z3|module_inject|accelerator/|swiglu_triton|base_optim)",
+            r"partition(ed)?_|parameter_off|parallel_state_sp|utils/z3|module_inject|accelerator/|swiglu_triton|base_optim|"
+            r"csrc/quantization|pt_binding|utils/groups|coalesced_coll)",
             ("memcalc/engines/deepspeed", "memcalc/layout/auto_ep"), "deepspeed"),
     Project("Megatron-DeepSpeed", "github.com/deepspeedai/Megatron-DeepSpeed", r"(megatron/model/|pretrain_gpt)"),
     Project("Megatron-LM and Megatron-Core", "github.com/NVIDIA/Megatron-LM",

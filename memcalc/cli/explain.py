@@ -64,6 +64,7 @@ def explain(
 
     language = language_option(lang)
     given = o.setup_of(setup)
+    topic = None if topic is None else topic.replace("++", "-plus-plus")
     model = o.model_of(name, model)
     asked = topic is not None or model is not None or params is not None
     if list_topics and (asked or given):

@@ -222,6 +222,26 @@ TeWorkspaces = Annotated[
         "--te-workspaces",
     ),
 ]
+ZeroQuantizedWeights = Annotated[
+    bool,
+    option("ZeRO-3 gathers weights as int8 codes (ZeRO++'s qwZ). (default: off)", KNOBS, "--zero-quantized-weights"),
+]
+ZeroQuantizedGradients = Annotated[
+    bool,
+    option(
+        "ZeRO-3 reduces gradients between nodes as int4 codes (ZeRO++'s qgZ). (default: off)",
+        KNOBS,
+        "--zero-quantized-gradients",
+    ),
+]
+ZeroHpzPartitionSize = Annotated[
+    int | None,
+    option(
+        "Ranks that share ZeRO-3's second partition of the weights (ZeRO++'s hpZ). (default: 1, none)",
+        KNOBS,
+        "--zero-hpz-partition-size",
+    ),
+]
 FirstStageLayers = Annotated[
     int | None,
     option(

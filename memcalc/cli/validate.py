@@ -78,6 +78,7 @@ def validate(
         made = recording.run_suite(cases, backend, record, lambda line: print(line, file=sys.stderr), speaks=speaks)
         document: dict[str, Any] = {"schema_version": 1, "cases": made}
     else:
+        _refuse_what_is_not_run(model, given)
         try:
             comparison = run.validate(model, backend=backend, **given)
         except InputError:
@@ -97,3 +98,18 @@ def validate(
         import json as library
 
         print(library.dumps(document, indent=1, ensure_ascii=False))
+
+
+def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
+    """Raise InputError for parts of ZeRO++, whose quantiser has no version for the CPU and which no run asks DeepSpeed for."""
+    from memcalc import estimate
+    from memcalc.inputs.file_options import FILES
+    from memcalc.inputs.options import NOT_YET, PLUS_PLUS, refuse
+
+    if not any(name in given for name in (*PLUS_PLUS, *FILES)):
+        return
+    setup = estimate(model, **given).setup
+    for name, off in PLUS_PLUS.items():
+        if getattr(setup, name) != off:
+            shown = "off" if off is False else off
+            refuse(name, getattr(setup, name), f"in a run {NOT_YET}{shown}; memcalc estimate takes it")

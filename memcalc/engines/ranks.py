@@ -126,12 +126,12 @@ def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
 def _whole_rank(model: Model, setup: Setup, own: _HoldingsAndSums, made: Profile) -> Rank:
     holdings, sums = own
     engine = load_engine(setup.engine)
-    sends = partial(_sent, engine=engine, model=model, made=made)
     textbook = partial(engine.textbook, model, setup)
+    first = partial(_profile, model, setup, _of_the_first(holdings)) if setup.micro_batches > 1 else None
+    sends = partial(_sent, engine=engine, model=model, made=made, first=first)
     if holdings.micro_batches > 1:
         rank = Rank(0, holdings, sums, (made,), _ONE, model.layers, sends, textbook, _WHOLE)
         return rank._replace(on_paper=holdings.micro_batches)
-    first = partial(_profile, model, setup, _of_the_first(holdings)) if setup.micro_batches > 1 else None
     over = None if holdings.order is None else holdings.order.untraced
     untraced = None if over is None else partial(_profile, model, setup, holdings._replace(over=over))
     return Rank(0, holdings, sums, (made,), _ONE, model.layers, sends, textbook, first=first, untraced=untraced)
@@ -140,14 +140,16 @@ def _whole_rank(model: Model, setup: Setup, own: _HoldingsAndSums, made: Profile
 def _of_the_first(holdings: Holdings) -> Holdings:
     """Return the holdings for the first micro-batch's run: it has no gradients to add to."""
     hooks = holdings.hooks if holdings.order is None or holdings.order.first is None else holdings.order.first
-    return holdings._replace(accumulates=False, hooks=hooks)
+    return holdings._replace(accumulates=False, hooks=hooks, over=holdings.over_first or holdings.over)
 
 
-def _sent(setup: Setup, engine: Engine, model: Model, made: Profile) -> list[Collective]:
+def _sent(
+    setup: Setup, engine: Engine, model: Model, made: Profile, first: Callable[[], Profile] | None = None
+) -> list[Collective]:
     if setup.engine == "deepspeed" and setup.zero == 3 and not made.run.source:
         from memcalc.engines.deepspeed.collectives import of_run
 
-        own = of_run(model, setup, made.run.sent)
+        own = of_run(model, setup, made.run.sent, first)
     elif setup.engine == "fsdp2" and model.tuning is not None:
         from memcalc.engines.fsdp2.backward_units import units_of_backward
         from memcalc.engines.fsdp2.engine import collectives_of
@@ -310,7 +312,7 @@ class _HoldingsAndSums(NamedTuple):
 
 
 _NOT_HELD: Final = frozenset({
-    "gpus", "gpus_per_node", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
+    "gpus", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
     "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "gpu",
     "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
 })  # fmt: skip
@@ -320,10 +322,8 @@ _HELD: Final = itemgetter(*(i for i, name in enumerate(Setup._fields) if name no
 
 def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
     """Return what one rank holds; what several ranks hold if each of them can have the highest peak."""
-    outgrown = isinstance(model, Model) and (
-        sum(model.program.idle.values()),
-        model.program.outgrown(setup.seq_len or 0),
-    )
+    program = model.program if isinstance(model, Model) else None
+    outgrown = program is not None and (sum(program.idle.values()), program.outgrown(setup.seq_len or 0))
     micro_batches = min(setup.micro_batches, ENOUGH_MICRO_BATCHES)
     key = ("held", *_HELD(setup), setup.shards, setup.replicas, micro_batches, outgrown)
     if key not in model.profiles:

@@ -99,6 +99,9 @@ LETTERS: Final[dict[str, Letter]] = {
     "Φ": Letter(Words("parameters", "参数量"), _of_model("num_parameters")),
     "A": Letter(Words("parameters that a token uses", "每个 token 激活的参数量"), _of_model("active_parameters")),
     "n": Letter(Words("data-parallel GPUs", "数据并行的 GPU 数"), _data_parallel),
+    "z": Letter(
+        Words("GPUs that share a second partition", "共享第二份权重分片的 GPU 数"), _of_setup("zero_hpz_partition_size")
+    ),
     "N": Letter(Words("GPUs", "GPU 总数"), _of_setup("gpus")),
     "b": Letter(Words("sequences of a micro-batch", "微批次的序列数"), _of_setup("micro_batch_size")),
     "s": Letter(Words("tokens of a sequence", "序列长度"), _of_setup("seq_len")),

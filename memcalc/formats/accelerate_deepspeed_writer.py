@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.formats.accelerate_part import Part, degrees, joined, mixed
 from memcalc.formats.deepspeed_writer import DEFAULT_SIZES
-from memcalc.inputs.options import refuse
+from memcalc.inputs.options import PLUS_PLUS, refuse
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _JSON: Final = "only DeepSpeed's JSON says it (memcalc emit deepspeed; deepspeed_config_file names it)"
 _WHY: Final[Mapping[str, str]] = {
-    **dict.fromkeys((*DEFAULT_SIZES, "overlap_comm", "ep"), _JSON),
+    **dict.fromkeys((*DEFAULT_SIZES, "overlap_comm", *PLUS_PLUS, "ep"), _JSON),
     "clip_grad_norm": "accelerate does not hand a gradient_clipping of 0 on, and DeepSpeed clips without it; " + _JSON,
 }
 _SAID: Final = frozenset({

@@ -66,6 +66,7 @@ def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
     options |= _optimizer(top, offloads=_offloads(options))
     options |= _parallel(top)
     options |= _overlap(zero, stage)
+    options |= _plus_plus(zero, stage)
     notes = (*_zero_notes(top, zero, stage, offloads=_offloads(options)), *_notes(top))
     zero.ignore(*ZERO_IGNORED)
     zero.refuse_unknown(ZERO_KEYS)
@@ -139,6 +140,18 @@ def _overlap(zero: Section, stage: int) -> dict[str, Value]:
     """Return the switch of ZeRO-2's second bucket."""
     overlaps = None if zero.is_auto("overlap_comm") or stage != 2 else zero.flag("overlap_comm")
     return {} if overlaps is None else {"overlap_comm": zero.value("overlap_comm", overlaps)}
+
+
+def _plus_plus(zero: Section, stage: int) -> dict[str, Value]:
+    """Return the parts of ZeRO++ that are on; stages below 3 have none."""
+    ranks = zero.whole("zero_hpz_partition_size", 0, 10**6)
+    switches = {key: zero.flag(key) for key in ("zero_quantized_weights", "zero_quantized_gradients")}
+    if stage < 3:
+        return {}
+    out = {key: zero.value(key, True) for key, is_on in switches.items() if is_on}
+    if ranks is not None and ranks > 1:
+        out["zero_hpz_partition_size"] = zero.value("zero_hpz_partition_size", ranks)
+    return out
 
 
 def _precision(top: Section, others: Others) -> dict[str, Value]:
@@ -257,15 +270,18 @@ def _parallel(top: Section) -> dict[str, Value]:
 def _zero_notes(top: Section, zero: Section, stage: int, *, offloads: bool) -> Iterator[str]:
     """Yield a note for each key of zero_optimization that changes memory or communication and is not modelled. Refuse
     what an estimate would be wrong without."""
-    hpz = zero.whole("zero_hpz_partition_size")
-    if hpz is not None and hpz > 1 and stage == 3:
-        zero.refuse("zero_hpz_partition_size", "ZeRO++'s second partition is not modelled; allowed: 1")
     mics = zero.number("mics_shard_size")
     if mics is not None and mics > 0 and stage == 3:
-        zero.refuse("mics_shard_size", "MiCS is not modelled; allowed: -1, or --engine fsdp2 --shard-group")
-    for key in ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"):
-        if zero.flag(key) and stage == 3:
-            zero.refuse(key, "ZeRO++'s quantised communication is not modelled; allowed: false")
+        others = "-1, zero_hpz_partition_size, or --engine fsdp2 with --shard-group, which shards and replicates so"
+        zero.refuse("mics_shard_size", f"DeepSpeed 0.19 has no MiCS any more and refuses the key; allowed: {others}")
+    for key in ("mics_shard_size", "mics_hierarchical_params_gather"):
+        if key in zero:
+            yield f"{zero.where(key)}: is off; DeepSpeed 0.19, which has no MiCS any more, refuses the key itself"
+    if zero.flag("zero_quantized_nontrainable_weights") and stage == 3:
+        zero.refuse(
+            "zero_quantized_nontrainable_weights",
+            "frozen weights that are kept as codes are not modelled; allowed: false",
+        )
     if "zenflow" in zero:
         zero.refuse("zenflow", "is not modelled; allowed: without it")
     overlap = None if zero.is_auto("overlap_comm") else zero.flag("overlap_comm")

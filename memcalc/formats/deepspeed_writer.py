@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.formats.unsaid import unsaid
 from memcalc.formats.written import Written
-from memcalc.inputs.options import refuse
+from memcalc.inputs.options import PLUS_PLUS, refuse
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -43,7 +43,7 @@ _OTHER_FORMATS: Final = {
 }  # fmt: skip
 _SAID: Final = frozenset({
     "engine", "cp", "cp_comm_type", "ep", "zero", "shard_group", "micro_batch_size", "global_batch_size", "precision",
-    "grad_dtype", "clip_grad_norm", "overlap_comm", "offload_optimizer", "offload_params", *DEFAULT_SIZES,
+    "grad_dtype", "clip_grad_norm", "overlap_comm", *PLUS_PLUS, "offload_optimizer", "offload_params", *DEFAULT_SIZES,
 })  # fmt: skip
 """The options that the file says, or that follow from those."""
 _OF_OPTIMIZER: Final = ("optimizer", "optimizer_implementation")
@@ -119,6 +119,9 @@ def _zero(setup: Setup) -> dict[str, Any]:
     keys: dict[str, Any] = {"stage": setup.zero}
     if setup.overlap_comm:
         keys["overlap_comm"] = True
+    for name, off in PLUS_PLUS.items():
+        if getattr(setup, name) != off:
+            keys[name] = getattr(setup, name)
     for name, default in DEFAULT_SIZES.items():
         size = getattr(setup, name)
         if size not in (None, default):

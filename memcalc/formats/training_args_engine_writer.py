@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.formats.accelerate_part import Part
 from memcalc.formats.deepspeed_writer import DEFAULT_SIZES
 from memcalc.formats.deepspeed_writer import write as deepspeed
-from memcalc.inputs.options import refuse
+from memcalc.inputs.options import PLUS_PLUS, refuse
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -27,7 +27,7 @@ _AXES: Final = {
 _OF_FSDP: Final = frozenset({"engine", "zero", "shard_group"})
 _OF_DEEPSPEED: Final = frozenset({
     "engine", "zero", "shard_group", "ep", "grad_dtype", "overlap_comm", "offload_optimizer", "offload_params",
-    *DEFAULT_SIZES,
+    *DEFAULT_SIZES, *PLUS_PLUS,
 })  # fmt: skip
 
 

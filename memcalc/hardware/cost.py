@@ -105,6 +105,8 @@ class StepTime(NamedTuple):
 
 def distance(collective: Collective, setup: Setup) -> int:
     """Return the distance of two neighbours of the group in rank order."""
+    if collective.apart is not None:
+        return collective.apart
     stage = setup.gpus // setup.pp
     if collective.group_size > {"pp": setup.pp, "tp": max(setup.tp, setup.etp), "cp": setup.cp}.get(
         collective.axis, stage

@@ -52,6 +52,9 @@ class Options(NamedTuple):
     prefetch_bucket_size: int | None = None
     sub_group_size: int | None = None
     overlap_comm: bool | None = None
+    zero_quantized_weights: bool = False
+    zero_quantized_gradients: bool = False
+    zero_hpz_partition_size: int = 1
     gradient_accumulation_fusion: bool | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
@@ -92,6 +95,12 @@ class Options(NamedTuple):
     autotp: bool = False
 
 
+PLUS_PLUS: Final[Mapping[str, Any]] = {
+    "zero_quantized_weights": False,
+    "zero_quantized_gradients": False,
+    "zero_hpz_partition_size": 1,
+}
+"""The options of ZeRO++, and what each is if that part is off."""
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
 _DEGREE: Final = (1, 10**6)
 CHOICES: Final[dict[str, Collection[str]]] = {
@@ -135,6 +144,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
         ),
         (0, 10**15),
     ),
+    "zero_hpz_partition_size": _DEGREE,
     "pp_rank": (0, 10**6),
     "lora_rank": (0, 10**6),
     "te_workspaces": (0, 64),
@@ -156,6 +166,8 @@ FLAGS: Final = (
     "padded",
     "clip_grad_norm",
     "overlap_comm",
+    "zero_quantized_weights",
+    "zero_quantized_gradients",
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",

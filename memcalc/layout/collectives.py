@@ -50,6 +50,8 @@ class Collective(NamedTuple):
     overlap: Overlap = "exposed"
     tail: int = 0
     """The payload of calls that begin when nothing is left to compute in the phase: no kernel hides them."""
+    apart: int | None = None
+    """The distance of two neighbours of the group in rank order, if the axis does not say it."""
 
     @property
     def wire(self) -> int:

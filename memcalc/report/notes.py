@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.core.dtypes import fp32
+from memcalc.core.dtypes import fp16, fp32
 from memcalc.core.ops.attention import SCORES
 from memcalc.kernels.attention_on_gpu import fused_kernels
 from memcalc.report.grid_notes import grid_notes
@@ -32,6 +32,7 @@ def notes(report: Report) -> list[str]:
         *_of_dora(report),
         *_of_decompositions(report),
         *_of_attention(report),
+        *_of_codes(report),
     ]
 
 
@@ -43,6 +44,22 @@ def _of_one_gpu(report: Report) -> list[str]:
         if report.states_only and s.zero and s.gpus == 1
         else []
     )
+
+
+def _of_codes(report: Report) -> list[str]:
+    """Return notes on ZeRO++'s codes: where they are not used, what the kernel makes of bf16, and that its time is left out."""
+    s = report.setup
+    out: list[str] = []
+    if s.zero_quantized_gradients and s.gpus <= s.gpus_per_node:
+        out.append("zero_quantized_gradients: on one node DeepSpeed reduce-scatters gradients as without it")
+    elif s.zero_quantized_gradients and s.compute_dtype is not fp16:
+        out.append(
+            "zero_quantized_gradients: DeepSpeed's kernel reads gradients as fp16 whatever they are (csrc/quantization), so "
+            "bf16 ones get wrong values; bytes and calls are as shown; it is made for --precision fp16-mixed"
+        )
+    if report.gpu is not None and (s.zero_quantized_weights or s.zero_quantized_gradients):
+        out.append("the time of ZeRO++'s quantising kernels is not modelled and not in the time of a step")
+    return out
 
 
 def _of_states(report: Report) -> list[str]:

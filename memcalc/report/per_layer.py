@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from memcalc.core.dtypes import int8
 from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.layout.layer_kinds import LayerKind, Shares
 from memcalc.report.collectives import Numbers, add_words
@@ -66,7 +67,7 @@ def _of_weights(c: Collective, shares: Shares, kind: LayerKind) -> Share:
 def _in_named_dims(c: Collective, whole: int, weights: str) -> str:
     """Return the formula of a payload of weights, such as "2·(3·ffn·hidden + 2·hidden)·4 B": the weights times a whole number,
     divided by a whole number, or times a fraction."""
-    itemsize = DTYPES[c.dtype].itemsize
+    itemsize = int8.itemsize if c.dtype == int8.name else DTYPES[c.dtype].itemsize
     sum_ = f"({weights})"
     if c.payload % (whole * itemsize) == 0:
         times = c.payload // (whole * itemsize)

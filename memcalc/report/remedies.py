@@ -120,6 +120,8 @@ def _buffers(report: Report) -> list[Remedy]:
         out.append(Remedy("reduce bucket", ({"reduce_bucket_size": _BUCKET},)))
     if (s.max_live_parameters or 0) > _LIVE and _matters(report, 2 * (s.max_live_parameters or 0)):
         out.append(Remedy("live parameters", ({"max_live_parameters": _LIVE},), of_activations=True))
+    if s.zero_hpz_partition_size > 1:
+        out.append(Remedy("second partition", ({"zero_hpz_partition_size": 1},)))
     return out
 
 

@@ -111,10 +111,23 @@ def _layout(report: Report) -> list[str]:
     return [
         degrees,
         *([f"shard group {s.shards}"] if s.zero and s.replicas > 1 else []),
+        *_plus_plus(s),
         *(["sequence parallel"] if s.sequence_parallel else []),
         *([f"cp rank {report.rank.cp}, which has most"] if report.rank.cp is not None else []),
         *([f"{s.cp_comm_type} of keys and values"] if s.cp_comm_type not in (None, "p2p") else []),
         *([f"{s.tp // each} ranks share a key/value head"] if s.engine == "megatron" and each < s.tp else []),
+    ]
+
+
+def _plus_plus(s: Setup) -> list[str]:
+    """Return the parts of ZeRO++ that are on."""
+    codes = [
+        what for what, on in (("weights", s.zero_quantized_weights), ("gradients", s.zero_quantized_gradients)) if on
+    ]
+    second = s.zero_hpz_partition_size
+    return [
+        *([f"{' and '.join(codes)} sent as codes"] if codes else []),
+        *([f"second partition over {second}"] if second > 1 else []),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.inputs.options import Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.auto_tp_checks import check_auto_tp
@@ -40,7 +40,7 @@ from memcalc.setup.task_checks import check_task, precompute_reference_of, with_
 from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
-from memcalc.setup.zero_sizes import overlap_comm_of, zero_sizes
+from memcalc.setup.zero_sizes import overlap_comm_of, zero_plus_plus_of, zero_sizes
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute_layers=options.recompute_layers,
         **zero_sizes(options, engine),
         overlap_comm=overlap_comm_of(options, engine),
+        **zero_plus_plus_of(options, engine, precision, model),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
@@ -244,8 +245,8 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
     if engine == "megatron" and not options.zero:
         refuse("shard_group", group, f"with zero 0 nothing is sharded; allowed: {ranks} (all of dp·cp), or --zero 1")
     if engine == "deepspeed" and options.zero == 3:
-        why = "DeepSpeed's second partition of the weights, hpZ (zero_hpz_partition_size),"
-        refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
+        why = "DeepSpeed shards over all ranks of dp·cp; --zero-hpz-partition-size shares the weights once more (hpZ)"
+        refuse("shard_group", group, f"{why}; allowed: {ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
     if engine in ("none", "ddp", "colossalai"):

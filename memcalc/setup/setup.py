@@ -53,6 +53,12 @@ class Setup(NamedTuple):
     sub_group_size: int | None
     overlap_comm: bool | None
     """True if DeepSpeed's ZeRO-2 reduces one bucket while backward fills another; None with other engines and stages but 1."""
+    zero_quantized_weights: bool
+    """True if ZeRO-3 gathers weights as int8 codes (ZeRO++'s qwZ)."""
+    zero_quantized_gradients: bool
+    """True if ZeRO-3 reduces gradients between nodes as int4 codes (qgZ)."""
+    zero_hpz_partition_size: int
+    """The ranks that share ZeRO-3's second partition of the weights (hpZ); 1: there is none."""
     gradient_accumulation_fusion: bool | None
     """Megatron's switch, like the next one; None with another engine."""
     attention_mask_in_dataloader: bool | None
@@ -171,6 +177,11 @@ class Setup(NamedTuple):
     def shards(self) -> int:
         """Return the number of ranks that share what ZeRO shards."""
         return self.shard_group if self.zero else 1
+
+    @property
+    def is_zero_plus_plus(self) -> bool:
+        """Tell whether a part of ZeRO++ is on."""
+        return self.zero_quantized_weights or self.zero_quantized_gradients or self.zero_hpz_partition_size > 1
 
     @property
     def replicas(self) -> int:

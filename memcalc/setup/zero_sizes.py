@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.inputs.options import NOT_YET, PLUS_PLUS, Options, refuse
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
 
 ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "reduce_bucket_size": (1, 500_000_000),
@@ -47,3 +50,13 @@ def overlap_comm_of(options: Options, engine: str) -> bool | None:
     if given and max(options.tp, options.pp) > 1:
         refuse("overlap_comm", given, f"with --tp or --pp {NOT_YET}off")
     return bool(given)
+
+
+def zero_plus_plus_of(options: Options, engine: str, precision: str, model: Model | None) -> dict[str, Any]:
+    """Return the options of ZeRO++. Raises InputError for what is not done with one that is on."""
+    given = {name: getattr(options, name) for name in PLUS_PLUS}
+    if given != PLUS_PLUS:
+        from memcalc.setup.zero_plus_plus import check_zero_plus_plus
+
+        check_zero_plus_plus(options, engine, precision, model)
+    return given

@@ -35,6 +35,8 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "max_live_parameters": (ZERO_3, (1000,)), "max_reuse_distance": (ZERO_3, (0,)),
     "param_persistence_threshold": (ZERO_3, (0, 10**6)), "prefetch_bucket_size": (ZERO_3, (0,)),
     "sub_group_size": (ZERO_3, (1000,)), "overlap_comm": (ZERO | {"zero": 2}, (True,)),
+    "zero_quantized_weights": (ZERO_3 | {"param_persistence_threshold": 1000}, (True,)),
+    "zero_quantized_gradients": (ZERO_3 | {"gpus_per_node": 4, "gpus": 8}, (True,)), "zero_hpz_partition_size": (ZERO_3, (2, 4)),
     "sync_each_micro_batch": (FSDP | {"global_batch_size": 16}, (False,)),
     "attention": ({}, ("eager",)), "cross_entropy": ({}, ("fused", "chunked", "flash", "liger")), "padded": ({}, (True,)),
     "kernels": ({}, ("fused",)), "liger": ({"kernels": "fused"}, ("rope", "rms_norm,swiglu")),

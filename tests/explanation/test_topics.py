@@ -25,6 +25,7 @@ NAMES = [
     "adam",
     "mixed-precision",
     "zero",
+    "zero-plus-plus",
     "ddp",
     "fsdp",
     "activations",

@@ -208,8 +208,7 @@ def test_what_is_modelled_or_does_not_matter_is_no_note() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
-        {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+        {"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": True}},
         {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
         {"optimizer": {"type": "OneBitAdam"}},
         {"optimizer": {"params": {}}},

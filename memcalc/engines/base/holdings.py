@@ -103,6 +103,8 @@ class Holdings(NamedTuple):
     """The engine's actions around the layers while they run."""
     over: OverRun | None = None
     """The engine's actions between the events of the run, once that is recorded."""
+    over_first: OverRun | None = None
+    """The engine's actions in a step's first micro-batch, if these differ there."""
     order: Order | None = None
     """The order in which the engine allocates its rows; None if the order is not known, or if it differs in a part that
     the run leaves out."""

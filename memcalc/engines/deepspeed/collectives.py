@@ -35,13 +35,14 @@ from memcalc.layout.collectives import Collective, Kind
 from memcalc.layout.layer_kinds import elements_of, shares_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from memcalc.core.tensor import Sent
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.layout.layer_kinds import Shares
     from memcalc.setup.setup import Setup
+    from memcalc.tape.profile import Profile
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
@@ -176,10 +177,17 @@ def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
     return out
 
 
-def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]:
-    """Return what ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step."""
+def of_run(
+    model: Model, setup: Setup, sent: Sequence[Sent], first: Callable[[], Profile] | None = None
+) -> list[Collective]:
+    """Return what ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step. `first` returns the run
+    of the first micro-batch, if later ones may differ."""
     if setup.averaging == 1:
         return []
+    if setup.is_zero_plus_plus:
+        from memcalc.engines.deepspeed.zero_plus_plus_sent import of_runs
+
+        return of_runs(model, setup, sent if first is None else first().run.sent, sent)
     m = setup.micro_batches
     out: list[Collective] = []
     for kind, phase, name in _OF_RUN:
@@ -197,7 +205,7 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
                         overlap=phase,
                     )
                 )  # fmt: skip
-    return [*out, *_step_of_stage_3(model, setup)]
+    return [*out, *step_of_stage_3(model, setup)]
 
 
 def _of_stage_3(model: Model, setup: Setup, own: AmongRanks, kind: Kind) -> Shares:
@@ -244,7 +252,7 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
                    f"{m}·{total}·{e} B", shares=shares_of(model.program.weights()), source=STAGE_3, overlap=phase)
         for (kind, phase, name), (count, total) in zip(_OF_RUN, calls, strict=True)
         if count
-    ] + _step_of_stage_3(model, setup)  # fmt: skip
+    ] + step_of_stage_3(model, setup)  # fmt: skip
 
 
 def norms_of_stage_3(model: Model, setup: Setup) -> int:
@@ -252,7 +260,7 @@ def norms_of_stage_3(model: Model, setup: Setup) -> int:
     return len(sub_groups_of(model, setup))
 
 
-def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
+def step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
     """Return the collectives of the step: the norm of each sub-group, fp16's overflow check, and the parameters kept
     whole, one by one."""
     dtype, dp = setup.compute_dtype, setup.averaging

@@ -20,7 +20,7 @@ from memcalc.core.dtypes import DType, boolean, fp32, fp64
 from memcalc.core.ops.matmul import linear
 from memcalc.core.rows import Row, shard
 from memcalc.engines.base.holdings import Flush, Holdings, input_rows, state_rows, step_temporaries, weight_rows
-from memcalc.engines.deepspeed import offloaded
+from memcalc.engines.deepspeed import extended
 from memcalc.engines.deepspeed.collectives import collectives, textbook
 from memcalc.engines.deepspeed.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.deepspeed.notes import NoteGradients, NoteModules
@@ -83,7 +83,7 @@ __all__ = ["collectives", "holdings", "textbook"]
 def holdings(model: Model, setup: Setup) -> Holdings:
     """Return what a rank holds. Weights are cast, buffers stay as loaded (engine.py, _cast_module_mixed_precision)."""
     stages = {0: _stage_0, 3: _stage_3}
-    stage = offloaded.stages_1_2 if setup.offloads and setup.zero < 3 else stages.get(setup.zero, _stages_1_2)
+    stage = extended.stages_1_2 if setup.offloads and setup.zero < 3 else stages.get(setup.zero, _stages_1_2)
     held = stage(model, setup)
     return held._replace(buffer_dtype=fp32, others=tuple(one._replace(buffer_dtype=fp32) for one in held.others))
 
@@ -327,11 +327,10 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     alike = ranks if shares_show else alike_ranks(sizes_of(model), ranks)
     expert_ranks = groups[-1].ranks if experts else 1
     over = ZeRO3(alike, dtype, thresholds, size, sent, experts, expert_ranks, frozen(model))
-    if setup.offloads:
-        hooked = held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)))
-        return offloaded.stage_3(model, setup, hooked, kept, over._replace(ranks=ranks))
-    order = order_of(model, setup, _around(model, setup), untraced=Untraced(over))
-    return held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)), over=over, order=order)
+    hooked = held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)))
+    if setup.offloads or setup.is_zero_plus_plus:
+        return extended.stage_3(model, setup, hooked, kept, over._replace(ranks=ranks))
+    return hooked._replace(over=over, order=order_of(model, setup, _around(model, setup), untraced=Untraced(over)))
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -35,16 +35,33 @@ class Gathered(NamedTuple):
     forward: bool
 
 
+class Handle:
+    """All-gathers under way. Their buffers live until the last of their parameters is asked for."""
+
+    __slots__ = ("arrived", "buffers", "parameters")
+
+    def __init__(self) -> None:
+        self.parameters: list[int] = []
+        """The parameters that are in a buffer with others."""
+        self.buffers: list[object] = []
+        self.arrived = False
+
+
+def is_of_several(handle: Handle | None) -> bool:
+    """Tell whether several parameters are under way in one buffer."""
+    return handle is not None and bool(handle.parameters) and not handle.arrived
+
+
 class Coordinator:
-    """The state of one forward and backward. `launch` begins an all-gather and returns the holder of its buffer."""
+    """The state of one forward and backward. `launch` begins all-gathers and returns the holder of each parameter's buffer."""
 
     def __init__(
         self,
         sizes: Sequence[int],
         order: Order,
         thresholds: Thresholds,
-        launch: Callable[[Gathered], Any],
-        arrive: Callable[[Any], None],
+        launch: Callable[[Gathered], Mapping[int, Handle | None]],
+        arrive: Callable[[Handle | None], None],
         free: Callable[[int], None],
         frozen: frozenset[int] = frozenset(),
     ) -> None:
@@ -52,7 +69,7 @@ class Coordinator:
         self.launch, self.arrive, self.free = launch, arrive, free
         self.persistent = {i for i, n in enumerate(sizes) if n <= thresholds.persistence}
         self.available = set(self.persistent)
-        self.in_flight: dict[int, Any] = {}
+        self.in_flight: dict[int, Handle | None] = {}
         self.active: dict[int, set[Any]] = {i: set() for i in range(len(sizes))}
         self.live = 0
         self.step = 0
@@ -85,14 +102,15 @@ class Coordinator:
         self.step += 1
 
     def _wait_for(self, parameters: frozenset[int]) -> None:
-        """Wait for parameters. All are copied out of their buffers before any buffer is freed.
+        """Wait for parameters. A buffer is freed with the last of its parameters.
 
-        The real order is that of a set and differs by rank. Most bytes are alive if one parameter of each all-gather
+        The real order is that of a set and differs by rank. Most bytes are alive if one parameter of each all-gather of several
         comes first.
         """
-        handles = [self.in_flight.pop(i) for i in sorted(parameters & self.in_flight.keys())]
-        for handle in handles:
-            self.arrive(handle)
+        waiting = sorted(parameters & self.in_flight.keys())
+        one_of_each = {id(handle): i for i in reversed(waiting) if is_of_several(handle := self.in_flight[i])}
+        for i in sorted(waiting, key=lambda i: one_of_each.get(id(self.in_flight[i])) != i):
+            self.arrive(self.in_flight.pop(i))
 
     def _prefetch(self, forward: bool) -> None:
         if not self.thresholds.prefetch:
@@ -112,8 +130,7 @@ class Coordinator:
         missing = tuple(sorted(i for i in parameters if i not in self.available and i not in self.in_flight))
         if missing:
             self.live += sum(self.sizes[i] for i in missing)
-            handle = self.launch(Gathered(missing, forward))
-            self.in_flight.update(dict.fromkeys(missing, handle))
+            self.in_flight.update(self.launch(Gathered(missing, forward)))
 
     def release(self, module: Any, parameters: frozenset[int], forward: bool, *, is_leaf: bool = False) -> None:
         """End a module: free the parameters that are not used again soon (release_sub_module)."""

@@ -8,7 +8,7 @@ which each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from memcalc.core.dims import Dim
 from memcalc.core.dtypes import DType
 from memcalc.core.noted import Begins, Ends, Holds, LetsGo, Noted, Over, Ready, Visited
 from memcalc.core.tensor import Sent
-from memcalc.engines.deepspeed.zero3_coordinator import Coordinator, Gathered, Order, Thresholds
+from memcalc.engines.deepspeed.zero3_coordinator import Coordinator, Gathered, Handle, Order, Thresholds
 from memcalc.inputs.options import refuse
 
 if TYPE_CHECKING:
@@ -98,18 +98,6 @@ def play(step: Step) -> None:
                 step.backward_is_over(event)
 
 
-class Handle:
-    """All-gathers under way. Their buffers live until the last of their parameters is asked for."""
-
-    __slots__ = ("arrived", "buffers", "parameters")
-
-    def __init__(self) -> None:
-        self.parameters: list[int] = []
-        """The parameters that are in a buffer with others."""
-        self.buffers: list[object] = []
-        self.arrived = False
-
-
 class Step:
     """One forward and backward."""
 
@@ -157,13 +145,13 @@ class Step:
     def lets_go(self, event: LetsGo) -> None:
         self.held_by_graph.pop(event.number, None)
 
-    def _launch(self, gathered: Gathered) -> Handle | None:
-        """Begin an all-gather of the parameters of each group of ranks (all_gather_coalesced)."""
+    def _launch(self, gathered: Gathered) -> Mapping[int, Handle | None]:
+        """Begin an all-gather of the parameters of each group of ranks (all_gather_coalesced); return the handle of each."""
         experts = tuple(i for i in gathered.parameters if i in self.how.experts)
         handle = Handle()
         self._gather(tuple(i for i in gathered.parameters if i not in self.how.experts), handle)
         self._gather(experts, handle)
-        return handle if handle.buffers else None
+        return dict.fromkeys(gathered.parameters, handle if handle.buffers else None)
 
     def _gather(self, parameters: tuple[int, ...], handle: Handle) -> None:
         if not parameters:

@@ -16,6 +16,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "optimizers",
         "ddp",
         "zero",
+        "zero-plus-plus",
         "fsdp",
         "activations",
         "recompute",

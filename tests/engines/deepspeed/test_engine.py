@@ -262,11 +262,11 @@ def partition_by_default() -> int:
     return DeepSpeedZeroConfig.model_fields["zero_hpz_partition_size"].default
 
 
-def test_a_second_partition_of_the_weights_is_not_modelled() -> None:
-    """ZeRO-3's hpZ is the one smaller group of shards that DeepSpeed's configuration has."""
+def test_deepspeed_shards_over_all_ranks() -> None:
+    """ZeRO-3's hpZ, a second partition of the weights alone, is the one smaller group that DeepSpeed's configuration has."""
     assert partition_by_default() == 1
     options: dict[str, Any] = {"gpus": 16, "engine": "deepspeed", "shard_group": 8}
-    line = r"--shard-group 8: .* hpZ \(zero_hpz_partition_size\), is not modelled by this version; allowed: 16, or"
+    line = r"--shard-group 8: .* --zero-hpz-partition-size shares the weights once more \(hpZ\); allowed: 16, or"
     with pytest.raises(memcalc.InputError, match=line):
         memcalc.estimate("gpt2", zero=3, **options)
     with pytest.raises(memcalc.InputError, match="--shard-group 8: DeepSpeed shards over all ranks of dp·cp"):

@@ -1,4 +1,4 @@
-"""The holdings of a rank whose optimizer the host keeps. The modules are imported on demand: offload is rare."""
+"""The holdings of a rank whose optimizer the host keeps, or that runs ZeRO++. Both are rare and imported on demand."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
 
 
 def stages_1_2(model: Model, setup: Setup) -> Holdings:
-    """Return what a rank holds in stages 1 and 2."""
+    """Return what a rank holds in stages 1 and 2 with the optimizer on the host."""
     from memcalc.engines.deepspeed.offloaded_1_2 import holdings
 
     return holdings(model, setup)
 
 
 def stage_3(model: Model, setup: Setup, held: Holdings, kept: list[Row], over: ZeRO3) -> Holdings:
-    """Return what a rank holds in stage 3. `held` are the hooks of stage 3 without offload."""
+    """Return what a rank holds in stage 3. `held` is what it holds by itself, and `over` what it does while a run goes on."""
+    if setup.is_zero_plus_plus:
+        from memcalc.engines.deepspeed.zero_plus_plus_held import holdings
+
+        return holdings(model, setup, held, over)
     from memcalc.engines.deepspeed.offloaded_3 import on_gpu
 
     return on_gpu(model, setup, held, kept, over)
