@@ -104,18 +104,41 @@ def placed_step(
             parameters = [p for stage in made for p in stage.submod.parameters()]
             optimizer = torch.optim.AdamW(parameters, **{implementation: True})
             batch = torch.zeros((micro_batches * micro_batch_size, seq_len), dtype=torch.int64)
-            for tensor in [*(b for stage in made for b in stage.submod.buffers()), *(p._local_tensor for p in parameters)]:
+            for tensor in [
+                *(b for stage in made for b in stage.submod.buffers()),
+                *(p._local_tensor for p in parameters),
+            ]:
                 mode.register(tensor)
             has_first, has_last = any(stage.is_first for stage in made), any(stage.is_last for stage in made)
             if has_first or has_last:
                 mode.register(batch)
             losses: list[torch.Tensor] = []
             running: Callable[[], None]
+
+            def updating() -> None:
+                mode.close()
+                mode.phase = "update"
+                mode.begin()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                mode.close()
+                mode.phase = "backward"
+                mode.begin()
+
             if actions:
-                running = _driven(made, actions, of_each, batch.chunk(micro_batches), loss_of, losses)
+                running = _driven(made, actions, of_each, batch.chunk(micro_batches), loss_of, losses, updating)
             else:
                 running = _scheduled(
-                    schedule, made, rank, orders, micro_batches, loss_of, batch, losses, is_first=has_first, is_last=has_last
+                    schedule,
+                    made,
+                    rank,
+                    orders,
+                    micro_batches,
+                    loss_of,
+                    batch,
+                    losses,
+                    is_first=has_first,
+                    is_last=has_last,
                 )
             with mode:
                 watch(mode, made)
@@ -123,7 +146,7 @@ def placed_step(
                     gc.collect()
                     mode.sent, mode.moved, mode.split, mode.ring = [], [], [], []
                     mode.flops.clear()
-                    mode.peaks = {"forward": 0, "backward": 0, "reduce": 0}
+                    mode.peaks = {"forward": 0, "backward": 0, "reduce": 0, "update": 0}
                     resident = mode.now
                     mode.phase = "forward"
                     mode.begin()
@@ -135,7 +158,7 @@ def placed_step(
                     optimizer.zero_grad(set_to_none=True)
                     peaks = mode.peaks
                     out = RankStep(
-                        resident, peaks["forward"], peaks["backward"], peaks["reduce"], mode.highest, sent,
+                        resident, peaks["forward"], peaks["backward"], peaks["reduce"], max(mode.highest, peaks["update"]), sent,
                         mode.moved, mode.split, mode.ring, mode.sent, None, mode.counted,
                     )  # fmt: skip
     finally:
@@ -171,9 +194,10 @@ def _scheduled(
 
 def _driven(
     stages: list[Any], actions: Sequence[Action], of_each: int, batch: Sequence[torch.Tensor], loss_of: Any,
-    losses: list[torch.Tensor],
+    losses: list[torch.Tensor], updating: Callable[[], None],
 ) -> Callable[[], None]:  # fmt: skip
-    """A step in which each action is the call that torch's runtime makes of it (_PipelineScheduleRuntime, _step_microbatches)."""
+    """A step in which each action is the call that torch's runtime makes of it (_PipelineScheduleRuntime, _step_microbatches).
+    An update is the optimizer's step, while micro-batches are in flight."""
     for stage in stages:
         stage._prepare_forward_infra(of_each, (batch[0],) if stage.is_first else (), {}, has_backward=True)
         stage._prepare_backward_infra(of_each)
@@ -182,7 +206,8 @@ def _driven(
     own: dict[int, torch.Tensor] = {}
     handles: dict[int, list[Any]] = {}
 
-    def perform(kind: str, chunk: int, i: int | None) -> None:  # a scope of its own, as the runtime's _perform_action is
+    def perform(kind: str, chunk: int, i: int | None) -> None:
+        """A scope of its own, as the runtime's _perform_action is: it drops what it has named."""
         stage = stages[chunk]
         modules = [m for m in stage.submod.modules() if hasattr(m, "unshard")]
         if kind == "unshard":
@@ -193,8 +218,7 @@ def _driven(
         elif kind == "reduce":
             stage.perform_reduce_grad(1)
         elif kind == "update":
-            for parameter in stage.submod.parameters():
-                parameter.grad = None
+            updating()
         elif i is not None and kind in ("send forward", "send backward"):
             ops = stage.get_fwd_send_ops(i) if kind == "send forward" else stage.get_bwd_send_ops(i)
             for op in ops:

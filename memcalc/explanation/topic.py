@@ -101,6 +101,8 @@ class Topic:
     model: str | Mapping[str, Any] = "llama-7b"
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     micro_batches: int = 1
+    beside: Callable[[Asked], Section] | None = None
+    """Returns a last section that compares the setup with others; it stands there if a rule applies to the setup."""
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reader's options, completed by the topic's own."""
@@ -146,6 +148,9 @@ def sections_of(
             sections.append(_quoted_alone(case.rule, NOT_HERE.said(language, error=error), language))
     if topic.cases and len(errors) == len(topic.cases):
         raise InputError(f"explain {topic.name}: {_why_none(topic, params, options, errors[0])}")
+    if topic.beside is not None:
+        fitting = next(case for case, section in zip(topic.cases, sections[1:], strict=True) if section.steps)
+        sections.append(topic.beside(asked_in(topic, fitting, model, params, options, language)))
     return tuple(sections)
 
 

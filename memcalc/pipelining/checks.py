@@ -68,7 +68,9 @@ def _check_of_a_file(options: Options, micro_batches: int) -> None:
         refuse("virtual_stages", options.virtual_stages, f"{has}; allowed: leave it out")
     for name in ("first_stage_layers", "last_stage_layers"):
         if getattr(options, name) is not None and schedule.placement == "in a V":
-            refuse(name, getattr(options, name), f"schedule {schedule.name} has two stages a rank; allowed: leave it out")
+            refuse(
+                name, getattr(options, name), f"schedule {schedule.name} has two stages a rank; allowed: leave it out"
+            )
     why = schedule.unfit(options.pp, micro_batches)
     if why is not None:
         other = "another --pp" if "ranks, not" in why else "another --global-batch-size"
@@ -118,7 +120,8 @@ def _check_model(options: Options, model: Model) -> None:
         why = f"{name} has tied embeddings, {each}"
         refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1, or a config with tie_word_embeddings false")
     chunks = schedule_of(options.schedule).chunks if options.schedule in NAMES else options.virtual_stages
-    stages, first, last = stages_in_all(placement_of(options.schedule), options.pp, chunks), options.first_stage_layers, options.last_stage_layers
+    stages = stages_in_all(placement_of(options.schedule), options.pp, chunks)
+    first, last = options.first_stage_layers, options.last_stage_layers
     try:
         divided(model.layers, stages, first, last)
     except ValueError as error:

@@ -112,7 +112,12 @@ _ORDERS = {
 
 
 def lowered(
-    actions: Sequence[Action], rank: int, ranks: int, micro_batches: int, chunks: int, placement: Placement = "in rounds"
+    actions: Sequence[Action],
+    rank: int,
+    ranks: int,
+    micro_batches: int,
+    chunks: int,
+    placement: Placement = "in rounds",
 ) -> list[Action]:
     """Return the actions of _PipelineScheduleRuntime without its receives.
 

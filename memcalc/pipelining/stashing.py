@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def with_versions(
-    actions: Sequence[Action], schedule: str, rank: int, ranks: int, micro_batches: int
-) -> list[Action]:
+def with_versions(actions: Sequence[Action], schedule: str, rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """Return a rank's forwards and backwards with what comes between them: sends, the gathers and frees of the version of
     the weights that is needed next, and the reductions of gradients with the updates behind them.
 

@@ -50,9 +50,7 @@ def _played(setup: Setup, chunks: int, seconds: Seconds) -> float:
     ranks, many = setup.pp, setup.micro_batches
 
     def until(micro_batches: int) -> float:
-        made = [
-            list(orders.steps(setup.schedule, rank, ranks, micro_batches, chunks)) for rank in range(ranks)
-        ]
+        made = [list(orders.steps(setup.schedule, rank, ranks, micro_batches, chunks)) for rank in range(ranks)]
         joined = joined_of(setup.schedule, ranks, micro_batches)
         return makespan(made, chunks, seconds, placement_of(setup.schedule), joined)
 

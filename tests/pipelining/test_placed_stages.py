@@ -11,7 +11,7 @@ from stages_compared import LLAMA, SHALLOW, WORKLOAD, counted, phases, real_phas
 from steps_compared import flops_of
 
 import memcalc
-from memcalc.engines.fsdp2.pipeline import actions_of
+from memcalc.engines.fsdp2.pipeline import actions_of, staged_ranks
 from memcalc.estimation.report import Report
 from memcalc.pipelining.orders import order
 from memcalc.pipelining.placement import places, stages
@@ -92,3 +92,53 @@ def test_a_step(name: str) -> None:
         ours = ours - type(ours)({key: n for key, n in ours.items() if key[1] == "all_reduce"})
     assert ours == counted(real)
     assert flops_of(report) == real.flops
+
+
+ASYNCHRONOUS: dict[str, tuple[Case, str]] = {
+    "pipedream, first": (Case("pipedream", 3, 0, 6, layers=6), "fused"),
+    "pipedream, middle, zero 3": (Case("pipedream", 3, 1, 5, zero=3, layers=6), "foreach"),
+    "pipedream, last": (Case("pipedream", 2, 1, 4), "fused"),
+    "2bw, first": (Case("pipedream-2bw", 2, 0, 5), "foreach"),
+    "2bw, last, zero 3": (Case("pipedream-2bw", 3, 2, 4, zero=3, dp=1, layers=6), "fused"),
+}
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_a_step_with_updates_while_others_are_in_flight(name: str) -> None:
+    """torch's stages in PipeDream's order, with an optimizer's step at each update; older versions of the weights are not
+    torch's."""
+    case, implementation = ASYNCHRONOUS[name]
+    config = LLAMA | {"num_hidden_layers": case.layers}
+    report = memcalc.estimate(
+        dict(config), engine="fsdp2", zero=case.zero, gpus=case.ranks * case.dp, pp=case.ranks, pp_rank=case.rank,
+        schedule=case.schedule, global_batch_size=case.dp * case.micro_batches * WORKLOAD["micro_batch_size"],
+        optimizer_implementation=implementation, **WORKLOAD,
+    )  # fmt: skip
+    many = case.micro_batches * (2 if case.schedule == "pipedream-2bw" else 1)
+    real = placed_step(
+        config, schedule=case.schedule, rank=case.rank, ranks=case.ranks, micro_batches=many,
+        spans=[(one.start, one.layers) for one in spans(case.layers, case.ranks)[case.rank]], stages=[case.rank],
+        of_stages=case.ranks, of_each=many, dp=case.dp, actions=actions_of(report.setup, case.rank, many),
+        reshards=None if case.zero == 3 else False, implementation=implementation, **WORKLOAD,
+    )  # fmt: skip
+    older = sum(item.nbytes for item in report.items if "older version" in item.name)
+    spare = (many - case.micro_batches) * _of_the_batch(case, config)
+    if implementation == "foreach":  # its counts of steps are in the host's memory, which the real run counts too
+        own = staged_ranks(report.model, report.setup)[case.rank].program
+        spare += 4 * sum(1 for _ in own.weights())
+    theirs = real_phases(real)
+    if case.rank == case.ranks - 1:
+        # The last update of the real run comes after all losses, and the caller has the old ones.
+        theirs[2] -= 4 * many
+    assert [nbytes - older + spare for nbytes in phases(report)] == theirs
+    sends = report.setup.micro_batches
+    ways = 1 if case.rank in (0, case.ranks - 1) else 2
+    assert [c.calls for c in report.collectives if c.axis == "pp"] == [sends] * ways
+
+
+def _of_the_batch(case: Case, config: dict[str, Any]) -> int:
+    """The bytes that the real run has of each micro-batch of a second step: buffers for all that is received, and the ids."""
+    tokens = WORKLOAD["micro_batch_size"] * WORKLOAD["seq_len"]
+    first, last = case.rank == 0, case.rank == case.ranks - 1
+    received = tokens * config["hidden_size"] * 2 * (2 - first - last)
+    return received + (tokens * 8 if first or last else 0) + 4 * last

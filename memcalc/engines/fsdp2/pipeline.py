@@ -152,7 +152,9 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
             few = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
             of_here = f"{what} of this rank's other stage"
             if few[0].size:
-                rows.append(Row("buffers", of_here, few, setup.compute_dtype, 1, "until the next step's", "exact", STAGE))
+                rows.append(
+                    Row("buffers", of_here, few, setup.compute_dtype, 1, "until the next step's", "exact", STAGE)
+                )
         if copies:
             rows.append(Row("buffers", what, hidden, setup.compute_dtype, copies, "always", "exact", STAGE))
     kinds = Counter(
@@ -337,7 +339,9 @@ def paper_micro_batches(setup: Setup, rank: int) -> int:
 def steady_micro_batches(setup: Setup, rank: int) -> int:
     """Return the number of micro-batches whose order has as many in flight as a step has: its own, or more of them if those
     of other steps are in flight too."""
-    return setup.micro_batches if flushes(setup.schedule) else max(setup.micro_batches, paper_micro_batches(setup, rank))
+    return (
+        setup.micro_batches if flushes(setup.schedule) else max(setup.micro_batches, paper_micro_batches(setup, rank))
+    )
 
 
 def actions_of(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
@@ -358,5 +362,5 @@ def in_flight_at_updates(setup: Setup, made: Profile) -> tuple[Row, ...]:
     if flushes(setup.schedule):
         return ()
     first = next(place for place, phase, _ in made.run.segments if phase == UPDATE)
-    rows = made.rows(Moment((0,) * 6, 0, first))
+    rows = made.rows(Moment((0, 0, 0, 0, 0, 0), 0, first))
     return tuple(row for row in rows if row.component in ("saved_activations", "temporaries"))

@@ -160,7 +160,9 @@ def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
         out.append(summed._replace(shares=_shares(unit, layers)))
     if placement_of(setup.schedule) == "both ways" and unit.elements:
         part, source = unit._replace(elements=unit.elements // setup.shards), schedule_of(setup.schedule).source
-        summed = _one("all_reduce", "gradient shards over both copies of a stage", "backward", dtype, 2, calls, part, layers)
+        summed = _one(
+            "all_reduce", "gradient shards over both copies of a stage", "backward", dtype, 2, calls, part, layers
+        )
         out.append(summed._replace(source=source))
     return out
 

@@ -25,7 +25,9 @@ def _overlapped(rank: int, ranks: int, micro_batches: int) -> Overlapped:
 def _unfit(ranks: int, micro_batches: int) -> str | None:
     if micro_batches >= 2 * ranks:
         return None
-    return f"torch's ScheduleDualPipeV needs {2 * ranks} or more micro-batches (one for each stage), not {micro_batches}"
+    return (
+        f"torch's ScheduleDualPipeV needs {2 * ranks} or more micro-batches (one for each stage), not {micro_batches}"
+    )
 
 
 def _enough(rank: int, ranks: int, micro_batches: int) -> int:
