@@ -67,7 +67,9 @@ def step_time(report: Report) -> StepTime | Unknown:
     if isinstance(updates, Unknown):
         return updates
     own = ranks[report.rank.number] if len(ranks) > 1 else ranks[0]
-    updating = sum(item.seconds for item in updates) * updates_of(setup.schedule, setup.micro_batches)
+    times = updates_of(setup.schedule, setup.micro_batches)
+    updates = [item._replace(seconds=times * item.seconds, calls=times * item.calls) for item in updates]
+    updating = sum(item.seconds for item in updates)
     passes = seconds_of_passes(setup, [one.turns for one in ranks])
     busy = of_each_chunk(setup.schedule, setup.micro_batches) * sum(turn.forward + turn.backward for turn in own.turns)
     computing = own.sums.forward + own.sums.backward + sum(own.sums.waits)

@@ -142,3 +142,29 @@ def _of_the_batch(case: Case, config: dict[str, Any]) -> int:
     first, last = case.rank == 0, case.rank == case.ranks - 1
     received = tokens * config["hidden_size"] * 2 * (2 - first - last)
     return received + (tokens * 8 if first or last else 0) + 4 * last
+
+
+MANY = [
+    ("naive", 2, 9), ("dapple", 3, 12), ("dapple-b", 2, 11), ("chimera", 4, 24), ("chimera", 2, 14), ("dualpipe", 2, 16),
+    ("dualpipe", 4, 18), ("dualpipev", 2, 14), ("dualpipev", 3, 15), ("zbv", 2, 13), ("zbv", 3, 17), ("zbv", 4, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "micro_batches"), MANY)
+@pytest.mark.parametrize("workload", [WORKLOAD, SHALLOW])
+def test_micro_batches_in_the_middle_repeat_themselves(
+    schedule: str, ranks: int, micro_batches: int, workload: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left out of a run changes no number of any rank."""
+
+    def found() -> list[Any]:
+        report = memcalc.estimate(
+            LLAMA | {"num_hidden_layers": 2 * ranks}, engine="fsdp2", zero=2, gpus=2 * ranks, pp=ranks, schedule=schedule,
+            global_batch_size=2 * micro_batches * workload["micro_batch_size"], **workload,
+        )  # fmt: skip
+        ranks_of = report.each_rank()
+        return [(one.phases, said(one), flops_of(one), one.in_flight) for one in ranks_of]
+
+    few = found()
+    monkeypatch.setattr("memcalc.engines.fsdp2.pipeline.enough_micro_batches", lambda *of: of[3])
+    assert found() == few
