@@ -29,9 +29,12 @@ PAPERS: dict[str, str] = {
     "1910.02054": "Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
     "2001.08361": "Kaplan et al., Scaling Laws for Neural Language Models",
     "2005.14165": "Brown et al., Language Models are Few-Shot Learners (GPT-3)",
+    "2006.09503": "Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training (PipeDream-2BW)",
     "2006.16668": "Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding",
+    "2007.01045": "Fan et al., DAPPLE: A Pipelined Data Parallel Approach for Training Large Models",
     "2104.04473": "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
     "2106.09685": "Hu et al., LoRA: Low-Rank Adaptation of Large Language Models",
+    "2107.06925": "Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
     "2110.02861": "Dettmers et al., 8-bit Optimizers via Block-wise Quantization",
     "2203.13474": "Nijkamp et al., CodeGen",
     "2204.02311": "Chowdhery et al., PaLM: Scaling Language Modeling with Pathways",
@@ -49,6 +52,7 @@ PAPERS: dict[str, str] = {
     "2404.14219": "Abdin et al., Phi-3 Technical Report",
     "2407.21783": "Llama Team, The Llama 3 Herd of Models",
     "2408.00118": "Gemma Team, Gemma 2: Improving Open Language Models at a Practical Size",
+    "2412.19437": "DeepSeek-AI, DeepSeek-V3 Technical Report",
     "2502.02737": "Allal et al., SmolLM2",
     "2503.19786": "Gemma Team, Gemma 3 Technical Report",
     "2508.06471": "GLM-4.5 Team, GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models",
@@ -70,6 +74,7 @@ class Project(NamedTuple):
 
 
 PROJECTS = (
+    Project("PipeDream", "github.com/msr-fiddle/pipedream", r"runtime/optimizer\.py"),
     Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel",
             r"(src/liger|liger_kernel/|ops/(rms|swiglu|geglu|rope|fused_lin|cross)|transformers/monkey)",
             ("memcalc/kernels/liger",), version="0.8.5"),
@@ -103,6 +108,7 @@ PROJECTS = (
             r"(models/|modeling_|integrations/|transformers/(dist|integr|train)|run_clm|masking|loss/|utils/output|trainer|configuration_|activations|"
             r"quantizers|distributed/(tensor_p|mixin|config|expert|fsdp|utils)|expert_parallel|fsdp\.py)",
             ("memcalc/families", "memcalc/inputs", "memcalc/validate/experts"), "transformers"),
+    Project("DualPipe", "github.com/deepseek-ai/DualPipe", r"(dualpipe/)?dualpipev?\.py"),
     Project("NCCL", "github.com/NVIDIA/nccl", r"(src/graph|tuning\.cc)", version="2.26"),
     Project("nccl-tests", "github.com/NVIDIA/nccl-tests", r"doc/PERF"),
     Project("peft", "github.com/huggingface/peft", r"(peft/|utils/(constants|transformers_weight))",
