@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from memcalc.estimation.report import Report
     from memcalc.explanation.topic import Asked
 
-_TITLE: Final = Words("All schedules side by side", "各种调度并列比较")
 _BUBBLE: Final = Words("{schedule}: bubble over the ideal time", "{schedule}：气泡与理想时间之比")
 _PEAK: Final = Words("{schedule}: peak of the fullest rank", "{schedule}：显存最多的 rank 的峰值")
 _SETUP: Final = Words(
-    "The same setup with --engine fsdp2 --zero {zero}, whose stages all of them can run. A bubble is read from the order of "
+    "Schedules side by side are the same setup with --engine fsdp2 --zero {zero}, whose stages all of them can run. A bubble "
+    "is read from the order of "
     "work as it is played, with equal stages and a backward twice as long as a forward.",
-    "同一设置，使用 --engine fsdp2 --zero {zero}，其阶段可运行所有这些调度。气泡由实际播放的执行顺序得出，"
+    "并列的各调度：同一设置，使用 --engine fsdp2 --zero {zero}，其阶段可运行所有这些调度。气泡由实际播放的执行顺序得出，"
     "假定各阶段耗时相同，反向耗时为前向的两倍。",
 )
 _NOT_HERE: Final = Words("Not for this setup: {error}", "不适用于该设置：{error}")
@@ -44,7 +44,7 @@ def side_by_side(asked: Asked) -> Section:
         steps.append(Step(_BUBBLE.said(language, schedule=schedule), "", "", share, "ratio"))
         peak = max(report.rank_peaks.values())
         steps.append(Step(_PEAK.said(language, schedule=schedule), "", "", peak, "bytes"))
-    return Section(_TITLE.said(language), tuple(steps), (_SETUP.said(language, zero=zero), *text))
+    return Section("", tuple(steps), (_SETUP.said(language, zero=zero), *text))
 
 
 def _with(asked: Asked, schedule: str, zero: int) -> Report:

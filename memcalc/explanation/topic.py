@@ -102,7 +102,7 @@ class Topic:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     micro_batches: int = 1
     beside: Callable[[Asked], Section] | None = None
-    """Returns a last section that compares the setup with others; it stands there if a rule applies to the setup."""
+    """Returns steps and sentences that compare the setup with others. They stand in the first section."""
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reader's options, completed by the topic's own."""
@@ -140,17 +140,19 @@ def sections_of(
     text = tuple(words.said(language) for words in topic.text)
     sections = [Section(topic.title.said(language), (), text)]
     errors: list[InputError] = []
+    fitting: list[Case] = []
     for case in topic.cases:
         try:
             sections.append(_compared(topic, case, model, params, options, language))
+            fitting.append(case)
         except InputError as error:
             errors.append(error)
             sections.append(_quoted_alone(case.rule, NOT_HERE.said(language, error=error), language))
-    if topic.cases and len(errors) == len(topic.cases):
+    if topic.cases and not fitting:
         raise InputError(f"explain {topic.name}: {_why_none(topic, params, options, errors[0])}")
     if topic.beside is not None:
-        fitting = next(case for case, section in zip(topic.cases, sections[1:], strict=True) if section.steps)
-        sections.append(topic.beside(asked_in(topic, fitting, model, params, options, language)))
+        beside = topic.beside(asked_in(topic, fitting[0], model, params, options, language))
+        sections[0] = Section(sections[0].title, beside.steps, (*text, *beside.text))
     return tuple(sections)
 
 
