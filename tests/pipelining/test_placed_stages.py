@@ -60,35 +60,38 @@ def both(case: Case, **options: Any) -> tuple[Report, RankStep]:
 CASES: dict[str, Case] = {
     "zbv, first": Case("zbv", 2, 0, 4),
     "zbv, last": Case("zbv", 2, 1, 4),
+    "dualpipev, last": Case("dualpipev", 2, 1, 5),
+    "dapple, first": Case("dapple", 3, 0, 2),
+    "chimera, first": Case("chimera", 2, 0, 4),
+    "dualpipe, first": Case("dualpipe", 2, 0, 4),
+}
+MORE: dict[str, Case] = {
     "zbv, middle": Case("zbv", 3, 1, 5, dp=1, layers=6),
     "zbv, one micro-batch": Case("zbv", 2, 1, 1),
     "zbv, few tokens": Case("zbv", 2, 0, 3, shallow=True),
     "zbv, many": Case("zbv", 2, 1, 9),
     "dualpipev, first": Case("dualpipev", 2, 0, 4),
-    "dualpipev, last": Case("dualpipev", 2, 1, 5),
     "dualpipev, middle": Case("dualpipev", 3, 1, 6, dp=1, layers=6),
     "dualpipev, many": Case("dualpipev", 2, 1, 10),
     "dualpipev, few tokens": Case("dualpipev", 2, 1, 4, shallow=True),
     "naive": Case("naive", 2, 0, 3, zero=3),
     "naive, last": Case("naive", 2, 1, 5),
-    "dapple, first": Case("dapple", 3, 0, 2),
     "dapple, many": Case("dapple", 2, 0, 8, zero=3),
     "dapple-b, middle": Case("dapple-b", 3, 1, 5),
-    "chimera, first": Case("chimera", 2, 0, 4),
     "chimera, middle, zero 3": Case("chimera", 4, 1, 4, zero=3, dp=1),
     "chimera, last": Case("chimera", 4, 3, 8),
-    "dualpipe, first": Case("dualpipe", 2, 0, 4),
     "dualpipe, last": Case("dualpipe", 4, 3, 8, dp=1),
     "dualpipe, middle": Case("dualpipe", 4, 1, 10, dp=1),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_a_step(name: str) -> None:
-    report, real = both(CASES[name])
+    case = (CASES | MORE)[name]
+    report, real = both(case)
     assert phases(report) == real_phases(real)
     ours = said(report)
-    if placement_of(CASES[name].schedule) == "both ways":  # the sum over both copies is not torch's
+    if placement_of(case.schedule) == "both ways":  # the sum over both copies is not torch's
         ours = ours - type(ours)({key: n for key, n in ours.items() if key[1] == "all_reduce"})
     assert ours == counted(real)
     assert flops_of(report) == real.flops
@@ -103,7 +106,9 @@ ASYNCHRONOUS: dict[str, tuple[Case, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
+@pytest.mark.parametrize(
+    "name", [name if "first" in name else pytest.param(name, marks=pytest.mark.slow) for name in ASYNCHRONOUS]
+)
 def test_a_step_with_updates_while_others_are_in_flight(name: str) -> None:
     """torch's stages in PipeDream's order, with an optimizer's step at each update; older versions of the weights are not
     torch's."""
@@ -151,7 +156,7 @@ MANY = [
 
 
 @pytest.mark.parametrize(("schedule", "ranks", "micro_batches"), MANY)
-@pytest.mark.parametrize("workload", [WORKLOAD, SHALLOW])
+@pytest.mark.parametrize("workload", [SHALLOW, pytest.param(WORKLOAD, marks=pytest.mark.slow)])
 def test_micro_batches_in_the_middle_repeat_themselves(
     schedule: str, ranks: int, micro_batches: int, workload: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
