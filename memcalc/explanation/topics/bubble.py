@@ -111,7 +111,7 @@ def _share(asked: Asked) -> float:
     return idle_share(asked.report.setup)
 
 
-_OF_TORCH: Final = {"engine": "fsdp2", "zero": 2}
+_OF_TORCH: Final = {"engine": "fsdp2", "zero": 2, "pp_rank": 0}
 
 TOPIC: Final = Topic(
     name="bubble",
