@@ -37,7 +37,8 @@ OPTIONS = (
 
 VALUES = {
     "--zero": "0 1 2 3",
-    "--schedule": "gpipe 1f1b interleaved zero-bubble",
+    "--schedule": "gpipe 1f1b interleaved zero-bubble zbv dualpipev naive dapple dapple-b pipedream pipedream-2bw chimera "
+    "dualpipe",
     "--precision": "fp32 bf16 fp16 bf16-mixed fp16-mixed bf16-autocast fp16-autocast fp8-mixed",
     "--grad-dtype": "fp32 bf16 fp16",
     "--optimizer": "adamw adam sgd sgd-momentum adafactor lion adamw-8bit muon adam-8bit lion-8bit paged-adamw "

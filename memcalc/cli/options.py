@@ -153,7 +153,11 @@ SyncEachMicroBatch = Annotated[
 ]
 Schedule = Annotated[
     str | None,
-    option("gpipe, 1f1b, interleaved; with fsdp2 also zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule"),
+    option(
+        "gpipe, 1f1b, interleaved; with fsdp2 also zero-bubble, zbv, dualpipev and those of papers. (default: 1f1b)",
+        _PARALLEL,
+        "--schedule",
+    ),
 ]
 VirtualStages = Annotated[
     int | None, option("Model chunks per pipeline rank. (default: 1)", _PARALLEL, "--virtual-stages")

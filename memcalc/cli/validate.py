@@ -53,6 +53,7 @@ def validate(
     """Run the estimated step (transformers, torch, the engine) and print prediction and measurement side by side."""
     from memcalc.errors import InputError, one_line
     from memcalc.inputs.file_options import FILES
+    from memcalc.pipelining.schedules import NAMES
     from memcalc.validate import recording, run, suites
 
     model = o.model_of(name, model)
@@ -68,6 +69,9 @@ def validate(
         raise InputError("--suite '': allowed: the name of a file")
     if suite is None and record is not None:
         raise InputError("--record: needs --suite; allowed: --json, which prints the record of one case")
+    if given.get("schedule") in NAMES:
+        why = "is not run by validate; allowed: gpipe, 1f1b, interleaved, zero-bubble"
+        raise InputError(f"--schedule {given['schedule']}: {why}")
     speaks = os.environ.get("RANK", "0") == "0"  # only the first of the ranks that torchrun starts
     if suite is not None:
         if given:

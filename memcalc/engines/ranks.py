@@ -241,7 +241,14 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         )
         key = ("profile", *choices, own_key, branch)
         made = _made(model, key, setup.tokens_per_part, partial(engine.profile_of, holdings.hooks, base))
-        actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
+        holdings = holdings._replace(step=(*holdings.step, *engine.in_flight_at_updates(setup, made)))
+        actions = order(
+            setup.schedule,
+            staged.number,
+            setup.pp,
+            engine.steady_micro_batches(setup, staged.number),
+            setup.virtual_stages,
+        )
         sends = partial(collectives_of, rank=staged, made=made)
         rank = Rank(
             staged.number, holdings, _sums(holdings), (made,), _ONE, own.layers, sends,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memcalc.core.rows import Item
     from memcalc.estimation.report import Report
     from memcalc.layout.collectives import Collective
+    from memcalc.setup.setup import Setup
 
 STATES: Final = ("parameters", "gradients", "optimizer_states")
 MEMCALC: Final = Words("memcalc, exactly: {what}", "memcalc 精确值：{what}")
@@ -125,13 +126,23 @@ def _elements(model: Any, weight: Any) -> int:
     return model.copies(weight) * numel(weight.shape)[0] // model.layers
 
 
+def boundaries_of(setup: Setup) -> int:
+    """Return the number of boundaries that a micro-batch crosses from one rank to another."""
+    from memcalc.pipelining.placement import stages
+    from memcalc.pipelining.schedules import placement_of
+
+    placement = placement_of(setup.schedule)
+    within = 1 if placement == "in a V" else 0  # the last rank has the stages on both sides of the turn
+    return stages(placement, setup.pp, setup.virtual_stages) - 1 - within
+
+
 def elements_between_stages(asked: Asked) -> Step:
     """Return the elements that two stages send each other for one micro-batch: the sends of all ranks, divided by the
     boundaries."""
     report = asked.report
     sends = [c for rank in report.each_rank() for c in rank.collectives if (c.axis, c.collective) == ("pp", "send")]
     check_sent(sends, "pp")
-    boundaries = report.setup.micro_batches * (report.setup.pp * report.setup.virtual_stages - 1)
+    boundaries = report.setup.micro_batches * boundaries_of(report.setup)
     parts: dict[str, int] = {}
     for c in sends:
         parts[c.phase] = parts.get(c.phase, 0) + c.payload // ITEMSIZES[c.dtype]

@@ -101,6 +101,8 @@ class Topic:
     model: str | Mapping[str, Any] = "llama-7b"
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     micro_batches: int = 1
+    beside: Callable[[Asked], Section] | None = None
+    """Returns steps and sentences that compare the setup with others. They stand in the first section."""
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reader's options, completed by the topic's own."""
@@ -138,14 +140,19 @@ def sections_of(
     text = tuple(words.said(language) for words in topic.text)
     sections = [Section(topic.title.said(language), (), text)]
     errors: list[InputError] = []
+    fitting: list[Case] = []
     for case in topic.cases:
         try:
             sections.append(_compared(topic, case, model, params, options, language))
+            fitting.append(case)
         except InputError as error:
             errors.append(error)
             sections.append(_quoted_alone(case.rule, NOT_HERE.said(language, error=error), language))
-    if topic.cases and len(errors) == len(topic.cases):
+    if topic.cases and not fitting:
         raise InputError(f"explain {topic.name}: {_why_none(topic, params, options, errors[0])}")
+    if topic.beside is not None:
+        beside = topic.beside(asked_in(topic, fitting[0], model, params, options, language))
+        sections[0] = Section(sections[0].title, beside.steps, (*text, *beside.text))
     return tuple(sections)
 
 

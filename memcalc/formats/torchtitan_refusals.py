@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.formats.torchtitan_flavors import Flavor
-from memcalc.inputs.options import Options, refuse
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.pipelining.schedules import NAMES
 
 if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
@@ -57,6 +58,8 @@ def _check_degrees(setup: Setup) -> None:
     if setup.pp > 1 and setup.schedule == "zero-bubble" and setup.virtual_stages == 1:
         why = "torchtitan's InterleavedZeroBubble has more stages on a rank"
         refuse("virtual_stages", 1, f"{why}; allowed: 2 or more, or another --schedule")
+    if setup.pp > 1 and setup.schedule in NAMES:
+        refuse("schedule", setup.schedule, f"as a file of torchtitan {NOT_YET}1f1b, gpipe, interleaved, zero-bubble")
 
 
 def _check_precision(setup: Setup) -> None:

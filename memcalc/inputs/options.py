@@ -104,7 +104,10 @@ PLUS_PLUS: Final[Mapping[str, Any]] = {
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
 _DEGREE: Final = (1, 10**6)
 CHOICES: Final[dict[str, Collection[str]]] = {
-    "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble"),
+    "schedule": (
+        "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev", "naive", "dapple", "dapple-b", "pipedream",
+        "pipedream-2bw", "pipedream-flush", "chimera", "dualpipe",
+    ),
     "cp_comm_type": ("p2p", "all_gather", "a2a"),
     "precision": (
         "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
@@ -128,6 +131,10 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "engine": ENGINES,
 }  # fmt: skip
 """The allowed names of each option that takes one of a few names."""
+SCHEDULE_NAMES: Final = {"pipedream-flush": "1f1b"}
+"""Other names of schedules: PipeDream-Flush is 1F1B (Narayanan et al. 2021, arXiv 2006.09503, section 3.2)."""
+TWO_CHUNKS: Final = ("zbv", "dualpipev", "chimera", "dualpipe")
+"""The schedules with two model chunks on each rank."""
 WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
         ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages", "tp_depth"),
@@ -212,6 +219,8 @@ def check_options(given: Mapping[str, Any]) -> Options:
     named = {name: value for name, value in given.items() if value is not None}
     if named.get("engine") == "fsdp2":
         named.setdefault("zero", 3)  # fully_shard by itself always shards all three
+    if named.get("schedule") in SCHEDULE_NAMES:
+        named["schedule"] = SCHEDULE_NAMES[named["schedule"]]
     if named.get("gpu") == AUTO:
         from memcalc.inputs.local_gpu import local_gpu
 

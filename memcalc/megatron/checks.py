@@ -5,7 +5,7 @@ core/transformer/transformer_config.py), and the limits of what is modelled. Eac
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from memcalc.families import support_of, supporting
 from memcalc.families.base.architecture import architecture_of, unfit
@@ -15,6 +15,9 @@ from memcalc.megatron.schedules import bubble, layers_of_chunks
 if TYPE_CHECKING:
     from memcalc.families.base.architecture import Architecture
     from memcalc.inputs.options import Options
+
+
+_OF_MEGATRON: Final = ("gpipe", "1f1b", "interleaved")
 
 
 def check_step(options: Options, micro_batches: int) -> None:
@@ -27,6 +30,9 @@ def check_step(options: Options, micro_batches: int) -> None:
         refuse("optimizer_implementation", options.optimizer_implementation, "Megatron's Adam is fused; allowed: fused")
     if options.schedule == "zero-bubble":
         _refuse_zero_bubble(options, micro_batches)
+    if options.schedule not in _OF_MEGATRON:
+        why = "Megatron-Core has no such schedule, so its memory is not known"
+        refuse("schedule", options.schedule, f"{why}; allowed: {', '.join(_OF_MEGATRON)}, or --engine fsdp2 --zero 2")
     if (options.schedule == "interleaved") != (options.virtual_stages > 1):
         why = f"does not go with schedule {options.schedule}"
         allowed = "2 or more with schedule interleaved, 1 with the others"

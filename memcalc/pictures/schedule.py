@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from memcalc.pipelining.orders import Action, Kind, Placed, as_soon_as_ready, micro_batches_per_round, placed
+from memcalc.pipelining.schedules import NAMES, flushes, has_halves
 
 if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
@@ -15,10 +16,19 @@ if TYPE_CHECKING:
 def lanes(setup: Setup, micro_batches: int) -> list[list[Placed]]:
     """Return the actions of every rank in the order of the setup's engine, for a step of so many micro-batches."""
     ranks, chunks = setup.pp, setup.virtual_stages
-    if setup.engine == "fsdp2":
+    if not flushes(setup.schedule):
+        return _until_emptied(placed(setup.schedule, ranks, micro_batches + ranks, chunks), micro_batches)
+    if setup.engine == "fsdp2" or setup.schedule in NAMES:
         return placed(setup.schedule, ranks, micro_batches, chunks)
     one = _of_deepspeed if setup.engine == "deepspeed" else _of_megatron
     return as_soon_as_ready([one(setup, rank, micro_batches) for rank in range(ranks)], chunks)
+
+
+def _until_emptied(lanes: list[list[Placed]], micro_batches: int) -> list[list[Placed]]:
+    """Return what ranks do until the first one has run the backwards of so many micro-batches. The pipeline goes on
+    behind it."""
+    end = [one.end for one in lanes[0] if one.action.kind == "backward"][micro_batches - 1]
+    return [[one for one in lane if one.end <= end] for lane in lanes]
 
 
 _ALIKE: Final = ("gpipe", "1f1b")
@@ -28,10 +38,12 @@ _ALIKE: Final = ("gpipe", "1f1b")
 def drawable(setup: Setup, most_actions: int) -> int:
     """Return the largest number of micro-batches, up to the setup's, that the schedule takes and that makes no more than
     so many actions; at least one round of them."""
-    each = setup.pp * setup.virtual_stages * (3 if setup.schedule == "zero-bubble" else 2)
+    each = setup.pp * setup.virtual_stages * (3 if has_halves(setup.schedule) else 2)
     most = max(setup.pp, most_actions // each)
     if setup.micro_batches <= most:
         return setup.micro_batches
+    if setup.schedule in NAMES:
+        return min(setup.micro_batches, max(2, most // setup.pp) * setup.pp)
     if setup.schedule in _ALIKE:
         return most
     whole = micro_batches_per_round(setup.pp, setup.micro_batches) if setup.engine == "fsdp2" else setup.pp

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.families import supporting
 from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.pipelining.orders import micro_batches_per_round
+from memcalc.pipelining.placement import stages as stages_in_all
 from memcalc.pipelining.programs import divided
+from memcalc.pipelining.schedules import NAMES, has_halves, placement_of, schedule_of
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 _WITH: Final = "with engine fsdp2 and pp above 1 "
 _PRECISIONS: Final = "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
-SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble", *NAMES)
 
 
 def check_stages(options: Options, micro_batches: int, model: Model | None) -> None:
@@ -40,10 +42,12 @@ def _check_schedule(options: Options, micro_batches: int, model: Model) -> None:
     schedule, ranks = options.schedule, options.pp
     if schedule not in SCHEDULES:
         refuse("schedule", schedule, f"{_WITH}{NOT_YET}{', '.join(SCHEDULES)}")
-    if schedule != "zero-bubble" and (schedule == "interleaved") != (options.virtual_stages > 1):
+    if schedule in NAMES:
+        _check_of_a_file(options, micro_batches)
+    elif schedule != "zero-bubble" and (schedule == "interleaved") != (options.virtual_stages > 1):
         allowed = "2 or more with schedule interleaved, any with zero-bubble, 1 with the others"
         refuse("virtual_stages", options.virtual_stages, f"does not go with schedule {schedule}; allowed: {allowed}")
-    if schedule == "zero-bubble":
+    if has_halves(schedule):
         _check_halves(options, model)
     if schedule == "1f1b" and micro_batches < ranks:
         why = f"torch's Schedule1F1B needs at least {ranks} micro-batches (one for each stage), not {micro_batches}"
@@ -56,26 +60,53 @@ def _check_schedule(options: Options, micro_batches: int, model: Model) -> None:
             refuse("schedule", schedule, f"{error}; allowed: another --global-batch-size")
 
 
+def _check_of_a_file(options: Options, micro_batches: int) -> None:
+    """Raise InputError for a step that a schedule with a file of its own does not take."""
+    schedule = schedule_of(options.schedule)
+    if options.virtual_stages not in (1, schedule.chunks):
+        has = f"schedule {schedule.name} has {schedule.chunks} model chunk{'s' if schedule.chunks > 1 else ''} a rank"
+        refuse("virtual_stages", options.virtual_stages, f"{has}; allowed: leave it out")
+    for name in ("first_stage_layers", "last_stage_layers"):
+        if getattr(options, name) is not None and schedule.placement == "in a V":
+            refuse(
+                name, getattr(options, name), f"schedule {schedule.name} has two stages a rank; allowed: leave it out"
+            )
+    why = schedule.unfit(options.pp, micro_batches)
+    if why is not None:
+        other = "another --pp" if "ranks, not" in why else "another --global-batch-size"
+        refuse("schedule", schedule.name, f"{why}; allowed: {other}, or another schedule such as 1f1b")
+    if schedule.update_every is not None:
+        _check_never_emptied(options, schedule.name)
+
+
+def _check_never_emptied(options: Options, schedule: str) -> None:
+    """Raise InputError for what is not modelled of updates while micro-batches are in flight."""
+    why = f"with schedule {schedule}, which updates weights while micro-batches are in flight,"
+    for name in ("tp", "cp"):
+        if getattr(options, name) > 1:
+            refuse(name, getattr(options, name), f"{why} {NOT_YET}1")
+
+
 def _check_halves(options: Options, model: Model) -> None:
     """Raise InputError where backward cannot be cut into two halves (torch/distributed/pipelining/_backward.py)."""
+    split = f"with schedule {options.schedule}"
     if options.zero == 3:
         why = "torch takes a stage's resharded parameters before backward, and those get no gradient"
-        refuse("zero", 3, f"with schedule zero-bubble {why}; allowed: 2")
+        refuse("zero", 3, f"{split} {why}; allowed: 2")
     if options.recompute == "op":
-        why = "torch fails: a selective checkpoint serves one backward, and zero-bubble runs two"
-        refuse("recompute", "op", f"with schedule zero-bubble {why}; allowed: none, or another --schedule")
+        why = f"torch fails: a selective checkpoint serves one backward, and {options.schedule} runs two"
+        refuse("recompute", options.recompute, f"{split} {why}; allowed: none, or another --schedule")
     if options.recompute != "none":
         why = "torch recomputes a layer for its input and again for each weight, which"
-        refuse("recompute", options.recompute, f"with schedule zero-bubble {why} {NOT_YET}none, or another --schedule")
+        refuse("recompute", options.recompute, f"{split} {why} {NOT_YET}none, or another --schedule")
     if not model.support.halves:
-        refuse(
-            "schedule", "zero-bubble", f"with engine fsdp2 for a {model.model_type} {NOT_YET}gpipe, 1f1b, interleaved"
-        )
+        others = "gpipe, 1f1b, interleaved"
+        refuse("schedule", options.schedule, f"with engine fsdp2 for a {model.model_type} {NOT_YET}{others}")
     plan = model.support.tensor_parallel or {}
     if options.tp > 1 and not options.sequence_parallel and "replicated_with_grad_allreduce" in plan.values():
         name = model.name or f"this {model.model_type}"
         why = f"torch's split backward skips the hooks that sum the gradients of {name}'s q and k norms"
-        refuse("tp", options.tp, f"with schedule zero-bubble {why}; allowed: 1, or another --schedule")
+        refuse("tp", options.tp, f"{split} {why}; allowed: 1, or another --schedule")
 
 
 def _check_model(options: Options, model: Model) -> None:
@@ -88,12 +119,14 @@ def _check_model(options: Options, model: Model) -> None:
         each = "which the first and the last stage would train separately"
         why = f"{name} has tied embeddings, {each}"
         refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1, or a config with tie_word_embeddings false")
-    stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers
+    chunks = schedule_of(options.schedule).chunks if options.schedule in NAMES else options.virtual_stages
+    stages = stages_in_all(placement_of(options.schedule), options.pp, chunks)
+    first, last = options.first_stage_layers, options.last_stage_layers
     try:
         divided(model.layers, stages, first, last)
     except ValueError as error:
         field = "first_stage_layers" if first is not None else "last_stage_layers" if last is not None else "pp"
         value = getattr(options, field)
-        if field == "pp" and options.virtual_stages > 1:
-            value = f"{value} · virtual-stages {options.virtual_stages} = {stages}"
+        if field == "pp" and stages > options.pp:
+            value = f"{value} · virtual-stages {chunks} = {stages}"
         refuse(field, value, f"{name}: {error}; allowed: at least one layer in each")

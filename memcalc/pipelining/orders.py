@@ -9,14 +9,16 @@ interleaved order is Megatron-Core's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal[
-    "forward", "backward", "backward of inputs", "backward of weights",
-    "send forward", "send backward", "unshard", "reshard", "reduce",
-]  # fmt: skip
-COMPUTES: Final = ("forward", "backward", "backward of inputs", "backward of weights")
+from memcalc.pipelining.actions import COMPUTES as COMPUTES
+from memcalc.pipelining.actions import Action as Action
+from memcalc.pipelining.actions import Kind as Kind
+from memcalc.pipelining.actions import Step
+from memcalc.pipelining.placement import Place, Placement, place, stages
+from memcalc.pipelining.schedules import NAMES, flushes, joined_of, placement_of, schedule_of
+
 _GATHERED_AT_ONCE: Final = 3
 """The most chunks that the runtime keeps gathered (`max_active_stages`)."""
 
@@ -25,18 +27,11 @@ _REPEATS: Final = 3
 ones."""
 
 
-class Action(NamedTuple):
-    """A part of one micro-batch's step in one of the rank's chunks, counted from 0. Without a micro-batch, it acts on a
-    chunk's parameters."""
-
-    kind: Kind
-    chunk: int
-    micro_batch: int | None
-
-
 def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
     """Return the forwards and backwards of a rank's step in their order. Raises ValueError for a step that torch's
     schedule refuses."""
+    if schedule in NAMES:
+        return schedule_of(schedule).order(rank, ranks, micro_batches)
     done: Counter[tuple[Kind, int]] = Counter()
     out: list[Action] = []
     for kind, chunk in steps(schedule, rank, ranks, micro_batches, chunks):
@@ -45,11 +40,10 @@ def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int 
     return out
 
 
-Step = tuple[Kind, int]
-
-
 def steps(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> Iterator[Step]:
     """Yield the forwards and backwards of a rank's step in their order, as `order` does, without micro-batches."""
+    if schedule in NAMES:
+        return ((kind, chunk) for kind, chunk, _ in schedule_of(schedule).order(rank, ranks, micro_batches))
     return _ORDERS[schedule](rank, ranks, micro_batches, chunks)
 
 
@@ -117,12 +111,21 @@ _ORDERS = {
 }
 
 
-def lowered(actions: Sequence[Action], rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
+def lowered(
+    actions: Sequence[Action],
+    rank: int,
+    ranks: int,
+    micro_batches: int,
+    chunks: int,
+    placement: Placement = "in rounds",
+) -> list[Action]:
     """Return the actions of _PipelineScheduleRuntime without its receives.
 
     Sends, gathers, frees and reductions of parameters are added to the computing actions (_add_unshard_reshard,
-    _add_reduce_grad, _add_send_recv).
+    _add_reduce_grad, _add_send_recv). Nothing is sent between neighbouring stages of one rank.
     """
+    own = [place(placement, rank, ranks, chunk) for chunk in range(chunks)]
+    last = stages(placement, ranks, chunks) - 1
     gathered: list[int] = []
     done: Counter[int] = Counter()
     out: list[Action] = []
@@ -132,10 +135,10 @@ def lowered(actions: Sequence[Action], rank: int, ranks: int, micro_batches: int
         out += [Action("unshard", chunk, None) for chunk in coming if chunk not in gathered]
         gathered = coming
         out.append(action)
-        stage = action.chunk * ranks + rank
-        if action.kind == "forward" and stage != ranks * chunks - 1:
+        pipeline, stage = own[action.chunk]
+        if action.kind == "forward" and stage != last and Place(pipeline, stage + 1) not in own:
             out.append(action._replace(kind="send forward"))
-        if action.kind in ("backward", "backward of inputs") and stage:
+        if action.kind in ("backward", "backward of inputs") and stage and Place(pipeline, stage - 1) not in own:
             out.append(action._replace(kind="send backward"))
         if action.kind in ("backward", "backward of weights"):
             done[action.chunk] += 1
@@ -182,6 +185,8 @@ def enough_micro_batches(schedule: str, rank: int, ranks: int, micro_batches: in
 
     With gpipe the middle repeats itself except for the number of micro-batches in flight.
     """
+    if schedule in NAMES:
+        return schedule_of(schedule).enough(rank, ranks, micro_batches)
     if schedule == "gpipe":
         return min(micro_batches, GPIPE_ENDS[1])
     if schedule == "1f1b":
@@ -203,7 +208,7 @@ def most_in_flight(actions: Sequence[Action]) -> int:
 
 
 _TIMES: Final[Mapping[str, int]] = {"forward": 1, "backward": 2, "backward of inputs": 1, "backward of weights": 1}
-_Done = tuple[str, int, int | None]
+_Done = tuple[str, Place, int | None]
 
 
 class Placed(NamedTuple):
@@ -217,15 +222,22 @@ class Placed(NamedTuple):
 def placed(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> list[list[Placed]]:
     """Return every rank's actions with their times, if all chunks take equally long (`as_soon_as_ready`)."""
     orders = [order(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
-    return as_soon_as_ready(orders, chunks)
+    return as_soon_as_ready(orders, chunks, placement_of(schedule), joined_of(schedule, ranks, micro_batches))
 
 
-def as_soon_as_ready(orders: Sequence[Sequence[Action]], chunks: int) -> list[list[Placed]]:
+def as_soon_as_ready(
+    orders: Sequence[Sequence[Action]],
+    chunks: int,
+    placement: Placement = "in rounds",
+    joined: Sequence[Collection[int]] | None = None,
+) -> list[list[Placed]]:
     """Return the actions of all ranks, each begun as soon as its inputs are there and its rank is free.
 
-    A forward takes 1, and so does each half of a backward.
+    A forward takes 1, and so does each half of a backward. `joined`: for each rank the places of the actions that overlap
+    with the one behind them; what both make is there when both are over.
     """
     ranks = len(orders)
+    last = stages(placement, ranks, chunks) - 1
     done: dict[_Done, int] = {}
     lanes: list[list[Placed]] = [[] for _ in orders]
     moved = True
@@ -233,22 +245,37 @@ def as_soon_as_ready(orders: Sequence[Sequence[Action]], chunks: int) -> list[li
         moved = False
         for rank, (actions, lane) in enumerate(zip(orders, lanes, strict=True)):
             while len(lane) < len(actions):
-                action = actions[len(lane)]
-                kind, stage = action.kind, action.chunk * ranks + rank
-                ready = _ready(kind, stage, action.micro_batch, ranks * chunks, done)
-                if ready is None:
+                at_once = 2 if joined is not None and len(lane) in joined[rank] else 1
+                own = actions[len(lane) : len(lane) + at_once]
+                at = [place(placement, rank, ranks, action.chunk) for action in own]
+                inputs = [
+                    _ready(action.kind, where, action.micro_batch, last, done)
+                    for action, where in zip(own, at, strict=True)
+                ]
+                ready = [time for time in inputs if time is not None]
+                if len(ready) < len(inputs):
                     break
-                start = max(lane[-1].end if lane else 0, ready)
-                lane.append(Placed(action, start, start + _TIMES[kind]))
-                if kind != "backward of weights":
-                    done["forward" if kind == "forward" else "backward", stage, action.micro_batch] = lane[-1].end
+                start = max(lane[-1].end if lane else 0, *ready)
+                for action in own:
+                    lane.append(Placed(action, start, start + _TIMES[action.kind]))
+                    start = lane[-1].end
+                for action, where in zip(own, at, strict=True):
+                    if action.kind != "backward of weights":
+                        kind = "forward" if action.kind == "forward" else "backward"
+                        done[kind, where, action.micro_batch] = start
                 moved = True
     return lanes
 
 
 def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Return the idle time over the ideal time of a step, if all chunks take equally long."""
-    return waited(placed(schedule, ranks, micro_batches, chunks))
+    """Return the idle time over the ideal time of a step, if all chunks take equally long. If the pipeline is not emptied
+    between steps, it is the idle time of a step behind others."""
+    if flushes(schedule):
+        return waited(placed(schedule, ranks, micro_batches, chunks))
+    before, after = (placed(schedule, ranks, many, chunks) for many in (2 * ranks, 2 * ranks + micro_batches))
+    ends = [max(lane[-1].end for lane in lanes) for lanes in (before, after)]
+    busy = [sum(one.end - one.start for one in lanes[0]) for lanes in (before, after)]
+    return (ends[1] - ends[0]) / (busy[1] - busy[0]) - 1
 
 
 def waited(lanes: Sequence[Sequence[Placed]]) -> float:
@@ -257,11 +284,12 @@ def waited(lanes: Sequence[Sequence[Placed]]) -> float:
     return max(lane[-1].end for lane in lanes) / ideal - 1
 
 
-def _ready(kind: str, stage: int, i: int | None, stages: int, done: Mapping[_Done, int]) -> int | None:
+def _ready(kind: str, at: Place, i: int | None, last: int, done: Mapping[_Done, int]) -> int | None:
     """Return the time at which an action's inputs are there; None if they are not yet."""
+    pipeline, stage = at
     if kind == "forward":
-        return 0 if stage == 0 else done.get(("forward", stage - 1, i))
+        return 0 if stage == 0 else done.get(("forward", Place(pipeline, stage - 1), i))
     if kind == "backward of weights":
         return 0  # its other half has run on the same rank
-    before = ("forward", stage, i) if stage == stages - 1 else ("backward", stage + 1, i)
+    before = ("forward", at, i) if stage == last else ("backward", Place(pipeline, stage + 1), i)
     return done.get(before)

@@ -18,6 +18,7 @@ from memcalc.families.base.module import Buffer, Module, Run, Weight
 from memcalc.families.base.program import Program
 from memcalc.families.llama import Llama
 from memcalc.megatron.schedules import Span
+from memcalc.pipelining.placement import Placement, places, stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -52,12 +53,18 @@ def divided(layers: int, stages: int, first: int | None = None, last: int | None
 
 
 def spans(
-    layers: int, ranks: int, chunks: int = 1, first: int | None = None, last: int | None = None
+    layers: int,
+    ranks: int,
+    chunks: int = 1,
+    first: int | None = None,
+    last: int | None = None,
+    placement: Placement = "in rounds",
 ) -> list[list[Span]]:
-    """Return the chunks of each rank: chunk i of rank r is the model's stage i·ranks + r."""
-    counts = divided(layers, ranks * chunks, first, last)
-    of_all = [Span(sum(counts[:i]), n, i == 0, i == ranks * chunks - 1) for i, n in enumerate(counts)]
-    return [of_all[rank::ranks] for rank in range(ranks)]
+    """Return the chunks of each rank, which are the model's stages at its places."""
+    many = stages(placement, ranks, chunks)
+    counts = divided(layers, many, first, last)
+    of_all = [Span(sum(counts[:i]), n, i == 0, i == many - 1) for i, n in enumerate(counts)]
+    return [[of_all[at.stage] for at in places(placement, rank, ranks, chunks)] for rank in range(ranks)]
 
 
 class Stage(Program):

@@ -18,6 +18,7 @@ from memcalc.core.dims import numel
 from memcalc.errors import InputError
 from memcalc.estimation.report import Report
 from memcalc.estimation.sizing import SizeOnly
+from memcalc.pipelining.schedules import NAMES
 from memcalc.planning.alone import Alone, alone_of
 from memcalc.planning.probes import EXACT as _EXACT
 from memcalc.planning.stages import Least, Split, in_flight, least_of, least_seconds, together
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from memcalc.planning.layouts import Layout
     from memcalc.planning.probes import Probe
 
+_WAITING: Final = ("gpipe", "1f1b", "interleaved")
+"""The schedules in which a stage waits for the forwards and backwards of those before it."""
 _HALF: Final = 2
 """The bytes of a number in 16 bits."""
 _SHORT: Final = ("bf16", "fp16", "fp8")
@@ -150,7 +153,7 @@ class Floors:
         alike = layout.engine != "fsdp2" or layout.pp == 1 or self._model.program.routed[1] == 1
         mean = many * probe.seconds / layout.pp if alike else 0.0  # experts in stages run other kernels
         seconds = max(floor.seconds, least_of_pipeline(layout, mean, many))
-        if layout.pp > 1 and layout.schedule != "zero-bubble" and alike:
+        if layout.pp > 1 and layout.schedule in _WAITING and alike:
             stages = least_seconds(layout, self._split(layout), probe.layers, probe.head, many)
             seconds = max(seconds, stages * _EXACT)
         return self._larger(floor._replace(seconds=seconds), layout, probe.saved, many)
@@ -189,6 +192,8 @@ class Floors:
     def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[float, int]]:
         """Yield for some ranks the share of an average rank's states that they have at least, and the bytes that their layers
         have saved at once."""
+        if layout.schedule in NAMES:  # their stages are counted by the estimate alone
+            return
         if layout.pp == 1:
             yield 1.0, int(together([self._model.layers], of.period).least(of))
             return
@@ -218,7 +223,7 @@ def least_of_pipeline(layout: Layout, mean: float, many: int) -> float:
     seconds >= t_r + sum of t_i / (m·v) for i < r. Of all stages with the mean t the fastest have t_i falling with i. The
     first of several chunks can be a smaller part of its rank's time; half of the equal part is counted.
     """
-    if layout.pp == 1 or layout.schedule == "zero-bubble":
+    if layout.pp == 1 or layout.schedule not in _WAITING:
         return mean * _EXACT
     turns = many * (layout.virtual_stages if layout.virtual_stages == 1 else 2 * layout.virtual_stages)
     return layout.pp * mean / turns / (1 - (1 - 1 / turns) ** layout.pp) * _EXACT

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from memcalc.pipelining.schedules import NAMES
+
 ENGINES: Final = ("none", "ddp", "deepspeed", "fsdp2", "megatron")
 _STAGES: Final[Mapping[str, tuple[int, ...]]] = {"deepspeed": (0, 1, 2, 3), "fsdp2": (2, 3), "megatron": (0, 1)}
 """The ZeRO stages that an engine has; 0 for the others."""
@@ -18,6 +20,8 @@ _RECOMPUTE: Final[Mapping[str, tuple[str, ...]]] = {
     "fsdp2": ("none", "op", "full"),
     "megatron": ("none", "selective", "full"),
 }
+_ONE_NUMBER: Final = ("1f1b", "gpipe", *NAMES)
+"""The schedules that decide the number of chunks of a rank."""
 LIMITS: Final[Mapping[str, int]] = {"tp": 64, "cp": 32, "micro_batch_size": 8, "virtual_stages": 8}
 """The largest numbers that are tried without a `--max-...` option; other axes end where the GPUs or the model do."""
 
@@ -121,7 +125,7 @@ class Space(NamedTuple):
     def _virtual_stages(self, base: Layout) -> tuple[int, ...]:
         """Return the numbers of model chunks on a rank: those that make equal chunks of the layers, with the embedding and
         the head counted as layers or not."""
-        if base.pp == 1 or base.engine == "deepspeed" or self.fixed.get("schedule") in ("1f1b", "gpipe"):
+        if base.pp == 1 or base.engine == "deepspeed" or self.fixed.get("schedule") in _ONE_NUMBER:
             return self._one("virtual_stages", (1,))
         most = self.most["virtual_stages"]
         equal = [v for v in range(2, most + 1) if any((self.layers + e) % (v * base.pp) == 0 for e in range(3))]

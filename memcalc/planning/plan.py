@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.errors import InputError, nearest, one_line
 from memcalc.formats.given import with_files
 from memcalc.inputs.model import Model, load_model
-from memcalc.inputs.options import WHOLE, Options, check_options, option_name
+from memcalc.inputs.options import SCHEDULE_NAMES, WHOLE, Options, check_options, option_name
 from memcalc.planning.clusters import gpu_counts, gpu_names
 from memcalc.planning.evaluation import Evaluator
 from memcalc.planning.layouts import LIMITS, Layout, Space
@@ -109,7 +109,7 @@ def limits_of(options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any
     for name, value in options.items():
         if not name.startswith("max_") or name in Options._fields:
             if value is not None:
-                fixed[name] = value
+                fixed[name] = _named(name, value)
             continue
         axis = name.removeprefix("max_")
         if axis not in LIMITED:
@@ -119,6 +119,11 @@ def limits_of(options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any
         if value is not None:
             most[axis] = _whole(name, value, *WHOLE[axis])
     return most, fixed
+
+
+def _named(name: str, value: Any) -> Any:
+    """Return a value by its first name: some schedules have two."""
+    return SCHEDULE_NAMES.get(value, value) if name == "schedule" and isinstance(value, str) else value
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:

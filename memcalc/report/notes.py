@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.core.dtypes import fp16, fp32
 from memcalc.core.ops.attention import SCORES
 from memcalc.kernels.attention_on_gpu import fused_kernels
+from memcalc.pipelining.schedules import NAMES, flushes, schedule_of, updates_of
 from memcalc.report.grid_notes import grid_notes
 from memcalc.report.input_notes import input_notes
 from memcalc.units import show_bytes
@@ -25,6 +26,7 @@ def notes(report: Report) -> list[str]:
         *input_notes(report),
         *grid_notes(report),
         *_of_one_gpu(report),
+        *_of_schedule(report),
         *_of_states(report),
         *_of_paged_states(report),
         *_of_adapters(report),
@@ -59,6 +61,28 @@ def _of_codes(report: Report) -> list[str]:
         )
     if report.gpu is not None and (s.zero_quantized_weights or s.zero_quantized_gradients):
         out.append("the time of ZeRO++'s quantising kernels is not modelled and not in the time of a step")
+    return out
+
+
+def _of_schedule(report: Report) -> list[str]:
+    """Return a note on where a pipeline's order comes from, and what it has more than others, if torch does not have it."""
+    s = report.setup
+    if s.pp == 1 or s.schedule not in NAMES or s.schedule in ("zbv", "dualpipev"):
+        return []
+    schedule = schedule_of(s.schedule)
+    out = [f"{s.schedule}: torch has no such schedule; its stages run the order of {schedule.source}"]
+    if schedule.placement == "both ways":
+        out.append(
+            f"{s.schedule}: every stage is on two ranks, with weights, gradients and states; each has half of the batch"
+        )
+    if updates_of(s.schedule, s.micro_batches) > 1:
+        out.append(
+            f"{s.schedule}: weights are updated after every micro-batch; a step stands for {s.micro_batches} updates"
+        )
+    if not flushes(s.schedule):
+        out.append(
+            f"{s.schedule}: older versions of weights are {s.compute_dtype.name} shards, gathered for their backwards"
+        )
     return out
 
 

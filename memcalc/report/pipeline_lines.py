@@ -9,7 +9,9 @@ from rich.text import Text
 from memcalc.engines.deepspeed import stages as deepspeed
 from memcalc.megatron.schedules import layers_of_chunks
 from memcalc.pipelining.idle import idle_share
+from memcalc.pipelining.placement import stages
 from memcalc.pipelining.programs import divided
+from memcalc.pipelining.schedules import placement_of
 from memcalc.report.title import part
 from memcalc.units import show_bytes
 
@@ -34,7 +36,8 @@ def pipeline_lines(report: Report) -> list[Text]:
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
     division = s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers
     if s.engine == "fsdp2":
-        counts = divided(report.model.layers, *division)
+        many = stages(placement_of(s.schedule), s.pp, s.virtual_stages)
+        counts = divided(report.model.layers, many, *division[1:])
         spread = f"layers of each stage: {', '.join(map(str, counts))}"
     elif s.engine == "deepspeed":
         counts = [span.layers for span in deepspeed.spans(report.model.layers, s.pp)]

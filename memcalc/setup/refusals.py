@@ -111,9 +111,9 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
     if not runs_gpt_model(options, "deepspeed"):
         return
     if options.schedule != "1f1b":
-        refuse(
-            "schedule", options.schedule, "DeepSpeed's pipeline has only this schedule (TrainSchedule); allowed: 1f1b"
-        )
+        other = "" if options.schedule in ("gpipe", "interleaved", "zero-bubble") else ", or --engine fsdp2 --zero 2"
+        why = "DeepSpeed's pipeline has only this schedule (TrainSchedule)"
+        refuse("schedule", options.schedule, f"{why}; allowed: 1f1b{other}")
     if options.pp > 1 and options.zero > 1:
         why = f"DeepSpeed's PipelineEngine (pp {options.pp}) refuses ZeRO-2 and ZeRO-3"
         refuse("zero", options.zero, f"{why}; allowed: 0, 1, or --pp 1 with ZeRO 2 and 3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.inputs.options import Options, refuse
+from memcalc.inputs.options import TWO_CHUNKS, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.auto_tp_checks import check_auto_tp
@@ -101,7 +101,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         shard_group=shard_group,
         sequence_parallel=_sequence_parallel(options, engine),
         schedule=options.schedule,
-        virtual_stages=options.virtual_stages,
+        virtual_stages=2 if options.schedule in TWO_CHUNKS else options.virtual_stages,
         first_stage_layers=options.first_stage_layers,
         last_stage_layers=options.last_stage_layers,
         micro_batch_size=options.micro_batch_size,

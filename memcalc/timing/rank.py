@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from memcalc.estimation.compute import computed, moved
 from memcalc.hardware.cost import Unknown as NoCost
+from memcalc.pipelining.schedules import of_each_chunk
 from memcalc.timing.items import Timed
 from memcalc.timing.kernels import Unknown, products, streams
 from memcalc.timing.schedule import Turn
@@ -66,7 +67,8 @@ def rank_time(report: Report, rates: Rates) -> RankTime | Unknown:
     sent = _communication(report, sums)
     if isinstance(sent, Unknown):
         return sent
-    many, chunks = report.setup.micro_batches, report.setup.virtual_stages
+    setup = report.setup
+    many, chunks = of_each_chunk(setup.schedule, setup.micro_batches), setup.virtual_stages
     waits = _exposed(report, sent)
     inside = [each_phase / (many * chunks) for each_phase in waits[:2]]
     whole = each if len(each) == chunks else [Sums(*(part / chunks for part in sums))] * chunks

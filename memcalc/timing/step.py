@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.hardware.speed import speed_of
+from memcalc.pipelining.schedules import of_each_chunk, updates_of
 from memcalc.timing.items import Timed
 from memcalc.timing.kernels import Rates, Unknown
 from memcalc.timing.ranges import Range, range_of
@@ -66,9 +67,11 @@ def step_time(report: Report) -> StepTime | Unknown:
     if isinstance(updates, Unknown):
         return updates
     own = ranks[report.rank.number] if len(ranks) > 1 else ranks[0]
+    times = updates_of(setup.schedule, setup.micro_batches)
+    updates = [item._replace(seconds=times * item.seconds, calls=times * item.calls) for item in updates]
     updating = sum(item.seconds for item in updates)
     passes = seconds_of_passes(setup, [one.turns for one in ranks])
-    busy = setup.micro_batches * sum(turn.forward + turn.backward for turn in own.turns)
+    busy = of_each_chunk(setup.schedule, setup.micro_batches) * sum(turn.forward + turn.backward for turn in own.turns)
     computing = own.sums.forward + own.sums.backward + sum(own.sums.waits)
     breakdown: dict[str, float] = dict(
         zip(PARTS, (computing, own.sums.recomputation, own.exposed, max(0.0, passes - busy), updating), strict=True)

@@ -84,8 +84,8 @@ def order_of(model: Model, setup: Setup, before: list[Row], sharding: Sharding) 
 def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], Sharding]:
     """Return a rank's shards and states, its gradients and temporaries in the step, and the sharding of all these."""
     sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
-    gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
-    always = _rows(model, setup, "parameters", "always", model.copies)
+    gradients = rows_of(model, setup, "gradients", "backward to step", model.trained)
+    always = rows_of(model, setup, "parameters", "always", model.copies)
     always += state_rows(setup, parameters, sharded)
     groups = _by_mesh(model, setup, _met_in_step(model, setup))
     how = setup.optimizer, setup.optimizer_implementation
@@ -165,7 +165,7 @@ def sharded_dtype(setup: Setup) -> DType:
     return fp32 if setup.has_master_weights else setup.compute_dtype
 
 
-def _rows(model: Model, setup: Setup, component: str, life: str, copies: Callable[[Weight], int]) -> list[Row]:
+def rows_of(model: Model, setup: Setup, component: str, life: str, copies: Callable[[Weight], int]) -> list[Row]:
     return [
         Row(component, w.name, _shard(w.shape, *_spread(setup, w)), sharded_dtype(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
         for w in model.weight_classes

@@ -14,16 +14,18 @@ from memcalc.core.dtypes import fp32, int64
 from memcalc.core.rows import Row
 from memcalc.core.tensor import Memory, new_tensor
 from memcalc.engines.base.holdings import Holdings
-from memcalc.engines.fsdp2.engine import order_of, sharded_dtype, states_and_step
-from memcalc.engines.fsdp2.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
+from memcalc.engines.fsdp2.engine import order_of, rows_of, sharded_dtype, states_and_step
+from memcalc.engines.fsdp2.pipeline_step import UPDATE, PaperStage, gpipe, one_forward_one_backward, runtime
 from memcalc.engines.fsdp2.stages import StageStep
 from memcalc.engines.fsdp2.step import COPY_IN, Sharding
 from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.families.base.program import common_pattern
 from memcalc.inputs.model import Model
-from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, order
+from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
 from memcalc.pipelining.programs import RankProgram, spans
-from memcalc.tape.profile import Choices, profile_of_steps
+from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
+from memcalc.pipelining.stashing import with_versions
+from memcalc.tape.profile import Choices, Moment, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ class StagedRank(NamedTuple):
 def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
     """Return all pipeline ranks, first to last."""
     whole: Any = model.program
-    of_ranks = spans(whole.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)
+    ends, placement = (setup.first_stage_layers, setup.last_stage_layers), placement_of(setup.schedule)
+    of_ranks = spans(whole.layers, setup.pp, setup.virtual_stages, *ends, placement)
     return [
         StagedRank(rank, Model(model.name, model.model_type, RankProgram(whole, own)))
         for rank, own in enumerate(of_ranks)
@@ -67,12 +70,33 @@ def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
     """Return a rank's states and buffers. What a step allocates is in the profile."""
     always, step, sharding = states_and_step(rank.model, setup)
     sharding = sharding._replace(accumulating=False)  # one reduction per step
-    held = (*_buffers(setup, rank), *_of_left_out(setup, rank))
+    held = (*_stashed(setup, rank), *_buffers(setup, rank), *_of_left_out(setup, rank))
     made = [row for row in always if row.component == "parameters"]
     order = order_of(rank.model, setup, [*made, *held], sharding)
     if setup.schedule not in ("gpipe", "1f1b"):
         order = order._replace(streams=_explicit(order.streams))
     return Holdings((*always, *held), (), (), tuple(step), hooks=sharding, order=order)
+
+
+def _stashed(setup: Setup, rank: StagedRank) -> list[Row]:
+    """Return the rows of older versions of the weights, shards in the dtype that they are multiplied in. They are gathered
+    again for the backwards that need them."""
+    extra = _versions(setup, rank.number) - 1
+    if not extra:
+        return []
+    rows = rows_of(rank.model, setup, "parameters", "always", lambda weight: rank.model.copies(weight) * extra)
+    name, source = "older version" if extra == 1 else f"{extra} older versions", schedule_of(setup.schedule).source
+    return [
+        row._replace(name=f"{row.name}: {name}", dtype=setup.compute_dtype, basis="modelled", source=source)
+        for row in rows
+    ]
+
+
+def _versions(setup: Setup, rank: int) -> int:
+    """Return the number of versions of the weights that a rank has at once."""
+    if flushes(setup.schedule):
+        return 1
+    return versions(schedule_of(setup.schedule), rank, setup.pp, setup.micro_batches)
 
 
 def _explicit(streams: Mapping[str, str]) -> dict[str, str]:
@@ -82,17 +106,18 @@ def _explicit(streams: Mapping[str, str]) -> dict[str, str]:
 
 
 def _left_out(setup: Setup, rank: StagedRank) -> int:
-    """Return the number of micro-batches that the simulated run leaves out."""
+    """Return the number of micro-batches of each chunk that the simulated run leaves out."""
     if setup.schedule == "gpipe":
         return 0  # one of the micro-batches that are run stands for them
-    return setup.micro_batches - paper_micro_batches(setup, rank.number)
+    return of_each_chunk(setup.schedule, max(0, setup.micro_batches - paper_micro_batches(setup, rank.number)))
 
 
 def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
     """Return the rows that the left-out micro-batches add up over a step. Behind a backward in two halves these are the
     gradients of the inputs, which stay until the next step begins (clear_runtime_states)."""
     copies = sum(not stage.span.first for stage in rank.program.stages)
-    if not (_left_out(setup, rank) and copies and setup.schedule == "zero-bubble"):
+    copies -= leads_to_itself(setup, rank.number)  # these are the gradients that the stage before has
+    if not (_left_out(setup, rank) and copies and setup.schedule in ("zero-bubble", "zbv")):
         return []
     shape = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
     name, life = "gradients of received hidden states", "until the next step"
@@ -100,23 +125,36 @@ def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
 
 
 def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
-    stages, micro = rank.program.stages, Dim("micro-batches", setup.micro_batches)
-    first, last = stages[0].span.first, stages[-1].span.last
+    stages = rank.program.stages
+    first, last = (any(getattr(stage.span, end) for stage in stages) for end in ("first", "last"))
     own = rank.program.whole(_SEQ)
     shared, positions = _shared(rank), _positions(rank, own)
     whole = own if shared is None else shared.whole(own)
     rows: list[Row] = []
+    of_chunk = Dim("micro-batches", _held_micro_batches(setup, rank.number))
     if positions is not None:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
     if first or last:
         labels = "labels" if shared is None else "shift_labels"
         name = "input_ids (also the labels)" if first and last else "input_ids" if first else labels
+        halves = first and last and placement_of(setup.schedule) == "both ways"
+        if halves:
+            name = "input_ids of one half, labels of the other"
+        micro = Dim("micro-batches", of_chunk.size * (2 if halves else 1))
         rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
     if last:
-        rows.append(Row("buffers", "losses", (micro,), fp32, life="until the next step's", source="the caller"))
-    hidden = (micro, *hidden_states(rank))
+        rows.append(Row("buffers", "losses", (of_chunk,), fp32, life="until the next step's", source="the caller"))
+    hidden = (of_chunk, *hidden_states(rank))
     for what, has in (("received hidden states", "first"), ("received gradients", "last")):
         copies = sum(not getattr(stage.span, has) for stage in stages)
+        if leads_to_itself(setup, rank.number):  # those of the micro-batches that are run are in the run
+            copies -= 1
+            few = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
+            of_here = f"{what} of this rank's other stage"
+            if few[0].size:
+                rows.append(
+                    Row("buffers", of_here, few, setup.compute_dtype, 1, "until the next step's", "exact", STAGE)
+                )
         if copies:
             rows.append(Row("buffers", what, hidden, setup.compute_dtype, copies, "always", "exact", STAGE))
     kinds = Counter(
@@ -126,6 +164,21 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         dtype = buffer.dtype or sharded_dtype(setup)
         rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
     return rows
+
+
+def _held_micro_batches(setup: Setup, rank: int) -> int:
+    """Return the number of micro-batches that each chunk has buffers for: those of a step, or those in flight if there are
+    more of them."""
+    own = of_each_chunk(setup.schedule, setup.micro_batches)
+    if flushes(setup.schedule):
+        return own
+    return max(own, most_in_flight(order(setup.schedule, rank, setup.pp, paper_micro_batches(setup, rank))))
+
+
+def leads_to_itself(setup: Setup, rank: int) -> bool:
+    """Tell whether a rank's second chunk follows its first one, so that nothing is sent between them: on the last rank of
+    a V."""
+    return placement_of(setup.schedule) == "in a V" and rank == setup.pp - 1
 
 
 def _shared(rank: StagedRank) -> ContextParallel | None:
@@ -181,9 +234,12 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
         hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
         paper.append(PaperStage(stage, run, hooks, tokens, hidden))
-    if paper[-1].last and _left_out(setup, rank):
-        shape = (Dim("micro-batches", _left_out(setup, rank)),)
-        paper[-1].losses_left_out = new_tensor(memory, shape, fp32, "losses so far", component="gathered")
+    for stage in paper:
+        if stage.last and _left_out(setup, rank):
+            shape = (Dim("micro-batches", _left_out(setup, rank)),)
+            stage.losses_left_out = new_tensor(memory, shape, fp32, "losses so far", component="gathered")
+    if leads_to_itself(setup, rank.number):
+        paper[0].lead_to(paper[1], of_each_chunk(setup.schedule, paper_micro_batches(setup, rank.number)))
     _held = _by_the_context(setup, rank, memory, size.batch, whole)
     memory.enter("forward", None)
     _run(setup, rank.number, paper)
@@ -231,7 +287,7 @@ def key_of(setup: Setup, rank: StagedRank) -> Hashable:
         for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
     )
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
-    losses = _left_out(setup, rank) if rank.program.stages[-1].span.last else 0
+    losses = _left_out(setup, rank) if any(span.last for span in rank.program.spans) else 0
     shards = setup.micro_batches if setup.shares_sequences else 0
     return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages
 
@@ -280,8 +336,31 @@ def paper_micro_batches(setup: Setup, rank: int) -> int:
     return enough_micro_batches(setup.schedule, rank, setup.pp, setup.micro_batches, setup.virtual_stages)
 
 
+def steady_micro_batches(setup: Setup, rank: int) -> int:
+    """Return the number of micro-batches whose order has as many in flight as a step has: its own, or more of them if those
+    of other steps are in flight too."""
+    return (
+        setup.micro_batches if flushes(setup.schedule) else max(setup.micro_batches, paper_micro_batches(setup, rank))
+    )
+
+
 def actions_of(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
+    """Return what a rank does in a step of so many micro-batches. If the pipeline is not emptied, that can be several
+    steps."""
     actions = order(setup.schedule, rank, setup.pp, micro_batches, setup.virtual_stages)
     if setup.schedule in ("gpipe", "1f1b"):
         return actions
-    return lowered(actions, rank, setup.pp, micro_batches, setup.virtual_stages)
+    if not flushes(setup.schedule):
+        return with_versions(actions, setup.schedule, rank, setup.pp, min(setup.micro_batches, micro_batches // 2))
+    each, placement = of_each_chunk(setup.schedule, micro_batches), placement_of(setup.schedule)
+    return lowered(actions, rank, setup.pp, each, setup.virtual_stages, placement)
+
+
+def in_flight_at_updates(setup: Setup, made: Profile) -> tuple[Row, ...]:
+    """Return the rows of the micro-batches in flight while the weights are updated. There are none if the pipeline is
+    empty then."""
+    if flushes(setup.schedule):
+        return ()
+    first = next(place for place, phase, _ in made.run.segments if phase == UPDATE)
+    rows = made.rows(Moment((0, 0, 0, 0, 0, 0), 0, first))
+    return tuple(row for row in rows if row.component in ("saved_activations", "temporaries"))

@@ -3,17 +3,19 @@ and those of its layers' plans."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import evaluate, formula, numel
 from memcalc.engines.base.clipping import norm_over_stages, norms
 from memcalc.engines.base.sent import of_stages
 from memcalc.engines.fsdp2.engine import sharded_dtype
-from memcalc.engines.fsdp2.pipeline import STAGE, actions_of, hidden_states, paper_micro_batches
+from memcalc.engines.fsdp2.pipeline import STAGE, actions_of, hidden_states, leads_to_itself, paper_micro_batches
 from memcalc.engines.fsdp2.sizes import padded_elements
 from memcalc.layout.collectives import Collective, Kind, Overlap
 from memcalc.layout.layer_kinds import LayerKind, Shares, in_named_dims
 from memcalc.pipelining.orders import WANTED, Wanted, gathers
+from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, updates_of
 from memcalc.setup.setup import DTYPES
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
         ("gradient to the stage before", "backward", "first"),
     )
     for what, phase, end in ways:
-        calls = setup.micro_batches * sum(not getattr(stage.span, end) for stage in stages)
+        calls = of_each_chunk(setup.schedule, setup.micro_batches) * (
+            sum(not getattr(stage.span, end) for stage in stages) - leads_to_itself(setup, rank.number)
+        )
         if calls:
             # The runtime of several chunks waits for its sends when the step is over.
             overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
@@ -81,9 +85,8 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
 def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
     """Return FSDP2's collectives, unit by unit: gathered in the schedule's order, reduced once after all backwards of a
     stage."""
-    actions = actions_of(setup, rank.number, setup.micro_batches)
-    of_layers = gathers(actions, reshards=setup.zero == 3)
-    of_root = gathers(actions, reshards=False)
+    of_layers = _gathers(setup, rank.number, reshards=setup.zero == 3)
+    of_root = _gathers(setup, rank.number, reshards=False)
     stages = rank.program.stages
     out: list[Collective] = []
     for unit, layers in _units_of_layers(setup, rank).items():
@@ -98,6 +101,17 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
             out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
         out += _reduced(setup, unit, 0)
     return out
+
+
+def _gathers(setup: Setup, rank: int, *, reshards: bool) -> Counter[tuple[int, Wanted]]:
+    """Return how often a unit of each chunk is gathered in a step. If the pipeline is not emptied, it is what a step adds to
+    others."""
+    many = setup.micro_batches
+    if flushes(setup.schedule):
+        return gathers(actions_of(setup, rank, many), reshards=reshards)
+    others = 2 * -(-setup.pp // many)
+    one, more = (gathers(actions_of(setup, rank, n * many), reshards=reshards) for n in (others, others + 1))
+    return more - one
 
 
 def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
@@ -135,7 +149,8 @@ def _gathered(setup: Setup, unit: Unit, wanted: Wanted, calls: int, layers: int)
 
 
 def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
-    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.replicas, layers or 1
+    dtype, replicas = DTYPES[setup.grad_dtype], setup.replicas
+    calls = (layers or 1) * updates_of(setup.schedule, setup.micro_batches)
     out: list[Collective] = []
     if setup.shards > 1 and unit.elements:
         out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, unit, layers))
@@ -143,6 +158,12 @@ def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
         name, part = "gradient shards over replicas", unit._replace(elements=unit.elements // setup.shards)
         summed = _one("all_reduce", name, "backward", dtype, replicas, calls, part, layers)
         out.append(summed._replace(shares=_shares(unit, layers)))
+    if placement_of(setup.schedule) == "both ways" and unit.elements:
+        part, source = unit._replace(elements=unit.elements // setup.shards), schedule_of(setup.schedule).source
+        summed = _one(
+            "all_reduce", "gradient shards over both copies of a stage", "backward", dtype, 2, calls, part, layers
+        )
+        out.append(summed._replace(source=source))
     return out
 
 

@@ -8,7 +8,7 @@ for its backward. The caller keeps its list of losses, which the step fills anew
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.autograd import Constant, Leaf, backward
 from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import Run
     from memcalc.pipelining.orders import Action
     from memcalc.pipelining.programs import Stage
+
+
+UPDATE: Final = "update"
+"""The phase of a run in which the weights are updated while micro-batches are in flight. Nothing is allocated in it here."""
 
 
 class PaperStage:
@@ -45,15 +49,51 @@ class PaperStage:
         """The places in the log at which forwards end."""
         self.places: dict[tuple[str, int], range] = {}
         """The range of the log of a micro-batch's forward or backward."""
+        self.following: PaperStage | None = None
+        """The next stage, if it is on this rank: nothing is sent to it."""
+        self.local_inputs: dict[int, Tensor] = {}
+        """The inputs that a stage of this rank has made, until the next step's."""
+        self.local_gradients: dict[int, Tensor] = {}
+        """The gradients of the outputs that a stage of this rank has made, until the next step's."""
         self.sent_once: list[Sent] = []
         """The collectives of the step's one reduction, whatever the number of micro-batches."""
 
+    def lead_to(self, following: PaperStage, micro_batches: int) -> None:
+        """Make `following` the next stage on this rank. Both have the tensors of the step before."""
+        self.following, h = following, self.hidden
+        for i in range(micro_batches):
+            for name, held in (("inputs", following.local_inputs), ("gradients", self.local_gradients)):
+                label = f"{name} of the step before"
+                held[i] = new_tensor(self.memory, h.shape, h.dtype, label, component="gathered")
+
     def forward_one_chunk(self, i: int) -> Tensor:
         self.memory.enter("forward", None)
-        given = self.tokens if self.first else self._received(wants_gradient=True)
+        given = self.tokens if self.first else self._input(i)
         output = self._submod(given)
         self.fwd_cache[i] = (output, given)
         return output
+
+    def lead_on(self, i: int, output: Tensor) -> None:
+        """Hand an output to the next stage if it is on this rank (set_local_fwd_input)."""
+        if self.following is not None:
+            self.following.local_inputs[i] = _detached(output)
+
+    def lead_back(self, stage: PaperStage, i: int) -> None:
+        """Hand the gradient of an input back to `stage`, which made it (set_local_bwd_input)."""
+        gradient = self.bwd_cache.pop(i)
+        assert gradient is not None
+        stage.local_gradients[i] = gradient
+
+    def _input(self, i: int) -> Tensor:
+        if i not in self.local_inputs:
+            return self._received(wants_gradient=True)
+        given = self.local_inputs[i]
+        given.node = Constant(self.memory, given)
+        return given
+
+    def _gradient(self, i: int) -> Tensor:
+        """Return the gradient of an output."""
+        return self.local_gradients[i] if self.following is not None else self._received(wants_gradient=False)
 
     def _submod(self, given: Tensor) -> Tensor:
         given = self.hooks.before_stage(given)
@@ -79,7 +119,7 @@ class PaperStage:
             self.losses[i] = _detached(self.losses[i])
             stage_output = _detached(stage_output)
         else:
-            backward(stage_output, self.hooks.after_backward, self._received(wants_gradient=False))
+            backward(stage_output, self.hooks.after_backward, self._gradient(i))
         self.memory.enter("backward", None)
         self.bwd_cache[i] = _taken(given)
 
@@ -95,7 +135,7 @@ class PaperStage:
             if self.last:
                 root = self.losses[i]
             else:
-                gradient = self._received(wants_gradient=False)
+                gradient = self._gradient(i)
             assert isinstance(given.node, Constant)
             leaves = [weight.node for weight in self.run.weights.values() if isinstance(weight.node, Leaf)]
             own, groups = stage_backward_input(root, gradient, given.node, leaves, self.hooks.after_backward)
@@ -114,7 +154,7 @@ class PaperStage:
         self.memory.enter("backward", None)
         _given, groups, stage_output = self.backward_state.pop(i)
         if groups is None:
-            backward(stage_output, self.hooks.after_backward, self._received(wants_gradient=False))
+            backward(stage_output, self.hooks.after_backward, self._gradient(i))
         else:
             stage_backward_weight(groups)
         self.memory.enter("backward", None)
@@ -133,6 +173,13 @@ class PaperStage:
         for loss in self.losses:
             self.memory.relabel(loss.storage, (), "buffers", "loss", None)
         self.losses_left_out = None
+
+    def update(self) -> None:
+        """Update the weights, which takes the gradients, while micro-batches are in flight. What the update allocates is
+        not here."""
+        self.memory.enter(UPDATE, None)
+        self.memory.enter("backward", None)
+        self.hooks.gradients.clear()
 
     def reduce(self) -> None:
         self.memory.enter("backward", None)
@@ -210,9 +257,17 @@ def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
         if kind in COMPUTES:
             stage.hooks.wait_for_all()
         if i is None:
-            {"unshard": stage.hooks.unshard_all, "reshard": stage.hooks.reshard_all, "reduce": stage.reduce}[kind]()
+            {
+                "unshard": stage.hooks.unshard_all,
+                "reshard": stage.hooks.reshard_all,
+                "reduce": stage.reduce,
+                "update": stage.update,
+            }[kind]()
         elif kind == "forward":
-            stage.compute_loss(stage.forward_one_chunk(i))
+            output = stage.forward_one_chunk(i)
+            stage.compute_loss(output)
+            stage.lead_on(i, output)
+            del output
         elif kind == "backward":
             stage.backward_one_chunk(i)
         elif kind == "backward of inputs":
@@ -221,5 +276,9 @@ def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
             stage.backward_weight_one_chunk(i)
         elif kind == "send backward":
             stage.bwd_sends(i)
+        if i is not None and kind in ("backward", "backward of inputs"):
+            for before in stages:
+                if before.following is stage:
+                    stage.lead_back(before, i)
     for stage in stages:
         stage.update_losses()

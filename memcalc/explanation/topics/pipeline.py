@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from memcalc.explanation.exact import check_sent, elements_between_stages, exact_step
+from memcalc.explanation.schedules import side_by_side
 from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
@@ -50,6 +51,23 @@ GPIPE: Final = Rule(
     ),
     quoted=Quoted({"m": 64}, 64, 0, f"{_NARAYANAN} 2.2.1 (formula)"),
 )
+VERSIONS: Final = Rule(
+    title=Words(
+        "PipeDream: the first stage keeps p versions of its weights", "PipeDream：第一个阶段保存 p 个版本的权重"
+    ),
+    formula="p",
+    unit="ratio",
+    counts=Words(
+        "a version for each micro-batch in flight, since every backward is followed by an update: stage i of p has p-i of them.",
+        "每次反向之后都会更新，因此每个在途微批次各有一个版本：第 i 个阶段有 p-i 个。",
+    ),
+    leaves_out=Words(
+        "that PipeDream-2BW needs two at every stage, and 1F1B one, as it empties the pipeline before it updates.",
+        "PipeDream-2BW 每个阶段只需两个版本；1F1B 更新前先排空流水线，只需一个。",
+    ),
+    quoted=Quoted({"p": 4}, 4, 0, "Narayanan et al. 2019, SOSP, section 3.3 (formula)"),
+)
+_VERSIONS: Final = Words("versions of the weights that the stage has at once", "该阶段同时保存的权重版本数")
 _COUNT: Final = Words("micro-batches that the stage has saved at once", "该阶段同时保存的微批次数")
 
 
@@ -58,6 +76,15 @@ def in_flight(asked: Asked) -> Step:
     report = asked.report
     check_sent([c for c in report.collectives if c.axis == "pp"], "pp")
     return exact_step(asked, _COUNT, {"forwards": report.in_flight}, "ratio")
+
+
+def weight_versions(asked: Asked) -> Step:
+    """Return how many versions of its weights the reported stage has at once."""
+    from memcalc.pipelining.schedules import schedule_of, versions
+
+    setup, rank = asked.report.setup, asked.report.rank.number
+    count = versions(schedule_of(setup.schedule), rank, setup.pp, setup.micro_batches)
+    return exact_step(asked, _VERSIONS, {"versions": count}, "ratio")
 
 
 TOPIC: Final = Topic(
@@ -109,7 +136,14 @@ TOPIC: Final = Topic(
             ),
             {"schedule": "gpipe", "engine": "fsdp2", "zero": 3, "pp_rank": 0},
         ),
+        Case(
+            VERSIONS,
+            weight_versions,
+            Words("Other stages keep fewer.", "其他阶段保存得更少。"),
+            {"schedule": "pipedream", "engine": "fsdp2", "zero": 2, "pp_rank": 0},
+        ),
     ),
     options={"gpus": 4, "pp": 4},
     micro_batches=8,
+    beside=side_by_side,
 )

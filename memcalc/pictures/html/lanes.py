@@ -10,6 +10,7 @@ from memcalc.pictures.html.step_plot import square
 from memcalc.pictures.schedule import drawable, lanes
 from memcalc.pipelining.idle import idle_share
 from memcalc.pipelining.orders import Placed, waited
+from memcalc.pipelining.schedules import flushes, has_halves
 from memcalc.report.title import part
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ def schedule(report: Report) -> Markup | None:
 
 def _words(report: Report, drawn: int, every: Sequence[Sequence[Placed]]) -> str:
     setup = report.setup
+    if not flushes(setup.schedule):
+        return (
+            f"{setup.schedule} with {setup.micro_batches} micro-batches: the pipeline fills once and is not emptied between "
+            f"steps, so the bubble is {idle_share(setup):.1%} of the ideal time, if every {part(setup)} takes equally long. "
+            "Drawn is the first step."
+        )
     short = "" if drawn == setup.micro_batches else (
         f" Drawn are {drawn} of {setup.micro_batches} micro-batches, whose bubble is {waited(every):.1%}: "
         "the middle of the step repeats itself."
@@ -91,7 +98,7 @@ def _shown(ranks: int, reported: int, most: int) -> list[int]:
 
 
 def _legend(setup: Setup) -> Markup:
-    halves = setup.schedule == "zero-bubble"
+    halves = has_halves(setup.schedule)
     kinds = [("f", "forward"), ("b", "backward of the inputs" if halves else "backward")]
     kinds += [("w", "backward of the weights")] if halves else []
     entries = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memcalc.explanation.topics.bubble import INTERLEAVED, OF_THE_STEP, PER_IDEAL, TOPIC
+from memcalc.explanation.topics.bubble import CHIMERA, DUALPIPE, INTERLEAVED, OF_THE_STEP, PER_IDEAL, TOPIC
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import Draw, Setup
 from memcalc.quiz.of_cases import by_rule, exactly
@@ -26,6 +26,35 @@ _INTERLEAVED: Final = Words(
     'any waiting ("12%" or "0.12")? All stages take equally long.',
     "使用交错调度，气泡占一步理想时间（即没有任何等待的时间）的多大比例（如“12%”或“0.12”）？各阶段耗时相同。",
 )
+
+
+_CHIMERA: Final = Words(
+    "what share of the whole step, waiting included, is the bubble of Chimera's two pipelines with as many micro-batches "
+    'as stages ("12%" or "0.12")? All stages take equally long, and a backward twice as long as a forward.',
+    "使用 Chimera 的两条流水线，且微批次数等于阶段数，气泡占整步时间（含等待）的多大比例（如“12%”或“0.12”）？"
+    "各阶段耗时相同，反向耗时为前向的两倍。",
+)
+_DUALPIPE: Final = Words(
+    "how large is DualPipe's bubble, over the ideal time of a step, which is the time without any waiting "
+    '("12%" or "0.12")? All stages take equally long, as do a forward and each half of a backward, and an overlapped pair '
+    "takes as long as both of its parts.",
+    "使用 DualPipe，气泡占一步理想时间（即没有任何等待的时间）的多大比例（如“12%”或“0.12”）？"
+    "各阶段耗时相同，前向与反向的每一半耗时相同，重叠的一对耗时为两者之和。",
+)
+
+
+def _both_ways(draw: Draw, micro_batches: int) -> Setup:
+    pp = draw.one_of((4, 8, 16))
+    options = {"gpus": pp, "pp": pp, "zero": 2, "global_batch_size": micro_batches * pp}
+    return Setup(model=draw.one_of(_MODELS), options=options)
+
+
+def _as_many_as_stages(draw: Draw) -> Setup:
+    return _both_ways(draw, 1)
+
+
+def _more_than_stages(draw: Draw) -> Setup:
+    return _both_ways(draw, draw.one_of((2, 4, 6)))
 
 
 def _stages(draw: Draw) -> Setup:
@@ -54,6 +83,8 @@ KINDS: Final = (
     by_rule(TOPIC, PER_IDEAL, _IDEAL, _stages),
     by_rule(TOPIC, OF_THE_STEP, _STEP, _stages),
     by_rule(TOPIC, INTERLEAVED, _INTERLEAVED, _chunks),
+    by_rule(TOPIC, CHIMERA, _CHIMERA, _as_many_as_stages),
+    by_rule(TOPIC, DUALPIPE, _DUALPIPE, _more_than_stages),
     fewest(
         TOPIC,
         "fewest micro-batches",
@@ -77,4 +108,5 @@ KINDS: Final = (
     ),
     exactly(TOPIC, OF_THE_STEP, _STEP, _stages),
     exactly(TOPIC, INTERLEAVED, _INTERLEAVED, _chunks),
+    exactly(TOPIC, DUALPIPE, _DUALPIPE, _more_than_stages),
 )

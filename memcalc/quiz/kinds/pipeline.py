@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memcalc.explanation.topics.pipeline import BETWEEN, GPIPE, IN_FLIGHT, TOPIC
+from memcalc.explanation.topics.pipeline import BETWEEN, GPIPE, IN_FLIGHT, TOPIC, VERSIONS
 from memcalc.explanation.topics.tensor_parallel import ALL_REDUCES
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import SMALL_LLAMAS, Draw, Setup, batch_of
@@ -65,6 +65,16 @@ KINDS: Final = (
         ),
         _stages,
         "micro-batches",
+    ),
+    by_rule(
+        TOPIC,
+        VERSIONS,
+        Words(
+            "how many versions of its weights does the first stage keep at once with PipeDream, which updates them after "
+            "every micro-batch and never empties the pipeline?",
+            "使用 PipeDream（每个微批次之后都更新权重，且从不排空流水线），第一个阶段最多同时保存多少个版本的权重？",
+        ),
+        _stages,
     ),
     times(
         TOPIC,
