@@ -187,7 +187,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
         if allowed is not None:
             raise InputError(f"{option_name(name)} {one_line(value)}: {allowed}")
     named = {name: value for name, value in given.items() if value is not None}
-    if named.get("engine") == "fsdp2":
+    if named.get("engine") in ("fsdp2", "fsdp1"):
         named.setdefault("zero", 3)  # fully_shard by itself always shards all three
     if named.get("gpu") == AUTO:
         from memcalc.inputs.local_gpu import local_gpu

@@ -9,6 +9,7 @@ from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.engine_checks import check_engine_of_model
+from memcalc.setup.fsdp1_checks import check_fsdp1
 from memcalc.setup.methods import (
     attention_of,
     cp_comm_type_of,
@@ -199,6 +200,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     check_stage(options, engine, states_only=model is None)
     if engine == "fsdp2":
         check_fsdp2(options, model)
+    if engine == "fsdp1":
+        check_fsdp1(options, model, dp)
     if engine == "ddp":
         check_ddp(model)
     if engine == "deepspeed":
