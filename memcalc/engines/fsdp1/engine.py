@@ -16,6 +16,7 @@ from memcalc.core.dims import Dim
 from memcalc.core.dtypes import DType, fp32
 from memcalc.core.rows import Row
 from memcalc.engines.base.holdings import (
+    ENOUGH_MICRO_BATCHES,
     Holdings,
     Order,
     Update,
@@ -25,6 +26,7 @@ from memcalc.engines.base.holdings import (
     step_temporaries,
 )
 from memcalc.engines.fsdp1.flat import Flat, flat_of, stack_and_layer
+from memcalc.engines.fsdp1.no_sync import NoSync
 from memcalc.engines.fsdp1.step import STREAMS, Sharding
 from memcalc.layout.collectives import Collective, Kind, Overlap
 from memcalc.layout.layer_kinds import LayerKind, Shares
@@ -94,6 +96,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     step = [*gradients, *larger(clipping, step_temporaries(*how, parameters, sharded, sharded))]
     sharding = sharding_of(setup)
     earlier = tuple(gradients) if sharding.accumulating else ()
+    on_paper = min(setup.micro_batches, ENOUGH_MICRO_BATCHES) if setup.keeps_whole_gradients else 1
     first = sharding._replace(accumulating=False) if sharding.accumulating else None
     order = Order(
         (*shards, *inputs), (*states, *kept), (), (Update(tuple(parameters), sharded),), STREAMS, first=first,
@@ -104,13 +107,14 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         forward=earlier,
         backward=earlier,
         step=tuple(step),
-        hooks=sharding,
+        hooks=NoSync(sharding, on_paper, fullest_rank(kinds)) if on_paper > 1 else sharding,
         order=order,
+        micro_batches=on_paper,
     )
 
 
 def sharding_of(setup: Setup) -> Sharding:
-    accumulating = setup.micro_batches > 1
+    accumulating = setup.micro_batches > 1 and not setup.keeps_whole_gradients
     sums = DTYPES[setup.grad_dtype]
     reshards = setup.zero == 3
     return Sharding(setup.shards, reshards, sharded_dtype(setup), sums, accumulating, setup.replicas, over(setup))
@@ -148,15 +152,12 @@ def _kept_by_clipping(setup: Setup) -> list[Row]:
 
 
 def _clipping(setup: Setup, parameters: list[Parameter]) -> list[Row]:
-    """Return the rows of clipping at its peak, when the norms of all gradients, in fp32, become one."""
+    """Return the rows of clipping at its peak: the norms of all gradients, in fp32, are stacked to become one."""
     if not setup.clip_grad_norm:
         return []
     tensors, life = sum(parameter.count for parameter in parameters), "while gradients are clipped"
     rows = ("norm of each gradient", (), tensors), ("norms of the gradients", (Dim("gradients", tensors),), 1)
-    return [
-        *(Row("temporaries", name, shape, fp32, copies, life, "modelled", _CLIPPING) for name, shape, copies in rows),
-        Row("temporaries", "norm of all gradients", (), fp32, 1, life, "modelled", _CLIPPING),
-    ]
+    return [Row("temporaries", name, shape, fp32, copies, life, "modelled", _CLIPPING) for name, shape, copies in rows]
 
 
 class _Sent(NamedTuple):
@@ -193,7 +194,7 @@ def _kinds(setup: Setup, *, again: bool) -> list[_Sent]:
 
 
 def _collective(setup: Setup, one: _Sent, kinds: list[UnitKind], layer: str | None) -> Collective:
-    micro, size = setup.micro_batches, one.dtype.itemsize
+    micro, size = _times(setup, one), one.dtype.itemsize
     units = sum(kind.copies for kind in kinds)
     elements = sum(kind.copies * kind.flat.elements // one.divisor for kind in kinds)
     formula = f"{micro}·unit{'s' if units > 1 else ''}·{size} B = {micro}·{elements}·{size} B"
@@ -204,6 +205,13 @@ def _collective(setup: Setup, one: _Sent, kinds: list[UnitKind], layer: str | No
         micro * elements * size, formula, layer, shares=None if layer is None else _shares(kinds, one.divisor),
         source=_RUNTIME, overlap=overlap,
     )  # fmt: skip
+
+
+def _times(setup: Setup, one: _Sent) -> int:
+    """Return the micro-batches that a collective is sent in. With `no_sync` SHARD_GRAD_OP frees nothing before the last
+    one's backward."""
+    once = setup.keeps_whole_gradients and (one.kind != "all_gather" or setup.zero == 2)
+    return 1 if once else setup.micro_batches
 
 
 def _shares(kinds: list[UnitKind], divisor: int) -> Shares:

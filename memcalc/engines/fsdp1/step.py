@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.autograd import Leaf, Node, no_kernel
-from memcalc.core.dims import Dim, numel
+from memcalc.core.dims import Dim
 from memcalc.core.dtypes import DType
-from memcalc.core.ops.elementwise import cast, recording
+from memcalc.core.ops.elementwise import recording
 from memcalc.core.tensor import Tensor, contiguous_strides, is_contiguous, new_tensor
 from memcalc.engines.fsdp1.flat import ROOT, Flat, flat_of, stack_and_layer
 
@@ -82,7 +82,7 @@ class Unit:
         if self.whole is not None:
             return
         _mp_shard = self._shard(CAST, self.run.dtype) if self.run.dtype is not self.sharding.sharded else None
-        self.whole = self._allocate(self._whole_dim(), GATHERED, self.run.dtype, "gathered")
+        self.whole = self.allocate(self._whole_dim(), GATHERED, self.run.dtype, "gathered")
 
     def use_views(self) -> None:
         """Make the parameters views of the flat parameter that autograd tracks (_use_unsharded_views)."""
@@ -111,21 +111,21 @@ class Unit:
     def _joined(self, grads: Sequence[Tensor | None], parts: Sequence[tuple[Dim]]) -> Tensor:
         """Return the flat gradient. Padding has no gradient: it gets zeros."""
         _zeros = [
-            self._allocate(part[0], "zeros for padding", self.run.dtype, "gathered")
+            self.allocate(part[0], "zeros for padding", self.run.dtype, "gathered")
             for part, grad in zip(parts, grads, strict=True)
             if grad is None
         ]
-        return self._allocate(self._whole_dim(), "flat gradient", self.run.dtype, "gathered")
+        return self.allocate(self._whole_dim(), "flat gradient", self.run.dtype, "gathered")
 
     def reduce(self, _gradient: Tensor) -> Tensor:
         """Run the post-backward hook: free the flat parameter, and turn the flat gradient into a shard of the ranks' sum
-        (_post_backward_hook). The caller holds the flat gradient."""
-        self.leaf.grad = None
+        (_post_backward_hook). The caller holds the gradient of this micro-batch."""
+        _autograd_computed_grad, self.leaf.grad = self.leaf.grad, None
         self.whole = None
         sharding = self.sharding
         _padded_unsharded_grad = None
         if sharding.reduced is not self.run.dtype:
-            _padded_unsharded_grad = self._allocate(self._whole_dim(), REDUCE_INPUT, sharding.reduced, "gathered")
+            _padded_unsharded_grad = self.allocate(self._whole_dim(), REDUCE_INPUT, sharding.reduced, "gathered")
         component = "gathered" if sharding.accumulating else "gradients"
         if sharding.reduced is sharding.sharded:
             return self._shard("sharded gradients", sharding.sharded, component)
@@ -136,9 +136,9 @@ class Unit:
         return Dim("unit", self.flat.elements)
 
     def _shard(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
-        return self._allocate(Dim(f"unit/{self.sharding.over}", self.flat.shard), name, dtype, component)
+        return self.allocate(Dim(f"unit/{self.sharding.over}", self.flat.shard), name, dtype, component)
 
-    def _allocate(self, dim: Dim, name: str, dtype: DType, component: str) -> Tensor:
+    def allocate(self, dim: Dim, name: str, dtype: DType, component: str) -> Tensor:
         memory = self.run.memory
         layer, before = memory.layer, memory.scope
         memory.layer, memory.scope = self.layer, self.name
@@ -172,7 +172,7 @@ class Step:
         """The unit whose forward was done last."""
         self.gradients: list[Tensor] = []
         for unit in self.units.values():
-            unit.leaf.ready = self._reducing(unit)
+            unit.leaf.ready = self._post_backward(unit)
 
     # --- called by a run
 
@@ -180,10 +180,10 @@ class Step:
         self._before_forward(self.root)
 
     def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
-        """Run a layer's forward, or its checkpoint, between its hooks."""
+        """Run a layer's forward, or its checkpoint, between its hooks. Its inputs keep their dtypes (cast_forward_inputs is
+        off)."""
         unit = self.units[stack_and_layer(m.path, m.layer)]
         self._before_forward(unit)
-        args = self._cast(args)
         outputs = forward(m, *args)
         if self.sharding.reshards:
             unit.whole = None
@@ -200,15 +200,6 @@ class Step:
     def backward_is_over(self) -> None: ...
 
     # --- hooks
-
-    def _cast(self, given: Any) -> Any:
-        """Cast a layer's inputs to the dtype of its gathered parameters (_cast_forward_inputs)."""
-        if self.run.dtype is self.sharding.sharded:
-            return given
-        if isinstance(given, tuple):
-            return tuple(self._cast(one) for one in given)  # pyright: ignore[reportUnknownVariableType]
-        is_float = isinstance(given, Tensor) and given.dtype.is_floating_point
-        return cast(given, self.run.dtype, "cast for the layer") if is_float else given
 
     def _before_forward(self, unit: Unit) -> None:
         unit.begun = False
@@ -239,12 +230,17 @@ class Step:
 
         return tuple(map(hooked, outputs)) if isinstance(outputs, tuple) else hooked(outputs)  # pyright: ignore[reportUnknownArgumentType]
 
-    def _reducing(self, unit: Unit) -> Callable[[Tensor], None]:
-        def reduce(gradient: Tensor) -> None:
-            output = unit.reduce(gradient)
-            if not self.sharding.accumulating:
-                self.gradients.append(output)
+    def reduce(self, unit: Unit, gradient: Tensor, *, is_first: bool) -> None:
+        """Reduce a unit's flat gradient, which is the `gradient` of this micro-batch or, if that is not the first, its
+        sum."""
+        output = unit.reduce(gradient)
+        if not self.sharding.accumulating:
+            self.gradients.append(output)
 
-        return reduce
+    def _post_backward(self, unit: Unit) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            self.reduce(unit, gradient, is_first=unit.leaf.grad is gradient)
+
+        return hook
 
 
