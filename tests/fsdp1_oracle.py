@@ -1,9 +1,9 @@
 """What FSDP1 really allocates and sends: transformers' model in `FullyShardedDataParallel`, autograd and AdamW, on one rank of a
 `fake` process group of any size.
 
-FSDP1 frees gathered parameters by resizing their storages, which a dispatch mode does not see; so its two functions for that are
-wrapped. CPU tensors have no streams, so nothing waits for another stream's event: lives are those of the objects. Tensors are real
-ones that are not touched: FSDP1 compares pointers.
+FSDP1 frees gathered parameters by resizing their storages, which a dispatch mode does not see; so its two functions for that
+are wrapped. CPU tensors have no streams, so nothing waits for another stream's event: lives are those of the objects. Tensors
+are real ones that are not touched: FSDP1 compares pointers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import gc
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from fsdp2_oracle import RankMode, Sent, layers, ranks
 from oracle import build, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
@@ -28,7 +26,6 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     MixedPrecision,
     ShardingStrategy,
-    _common_utils,
     _flat_param,
 )
 from torch.distributed.fsdp.wrap import CustomPolicy
@@ -64,7 +61,6 @@ class Sharded:
     shapes: dict[str, tuple[int, ...]]
 
 
-
 class _Event:
     def record(self, *_: Any) -> None: ...
 
@@ -96,6 +92,8 @@ STRATEGIES = {
     (2, True): ShardingStrategy._HYBRID_SHARD_ZERO2,
 }
 
+PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
+
 
 def sharded_step(
     config: dict[str, Any],
@@ -116,6 +114,8 @@ def sharded_step(
     rank: int = 0,
     log: bool = False,
     use_orig_params: bool = True,
+    backward: str = "pre",
+    ahead: bool = False,
 ) -> Sharded:
     """The reference step with every layer, then the model, in FSDP1. `mesh`: (ranks,) or (replicas, ranks)."""
     mode = Counting()
@@ -137,7 +137,8 @@ def sharded_step(
             sharding_strategy=STRATEGIES[zero, len(mesh) > 1],
             auto_wrap_policy=CustomPolicy(lambda module: id(module) in units),
             mixed_precision=mixed,
-            backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
+            backward_prefetch=PREFETCH[backward],
+            forward_prefetch=ahead,
             use_orig_params=use_orig_params,
             limit_all_gathers=True,
             device_id=torch.device("cpu"),
@@ -184,12 +185,12 @@ def _step(
     mode.phase = "step"
     if clips:
         model.clip_grad_norm_(1.0)
-    gradients = sum(h.flat_param.grad.untyped_storage().nbytes() for h in handles(model) if h.flat_param.grad is not None)
+    gradients = sum(
+        h.flat_param.grad.untyped_storage().nbytes() for h in handles(model) if h.flat_param.grad is not None
+    )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     states = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
     parameters = sum(h.flat_param.untyped_storage().nbytes() for h in handles(model))
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    return Sharded(
-        resident, parameters, states, gradients, end, forward, backward, mode.highest, mode.sent, shapes
-    )
+    return Sharded(resident, parameters, states, gradients, end, forward, backward, mode.highest, mode.sent, shapes)

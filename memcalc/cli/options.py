@@ -21,6 +21,8 @@ SWITCHES = (
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
+    "use_orig_params",
+    "forward_prefetch",
     "input_require_grads",
 )
 """The options that can be on by default, so that switching them off is an option given."""
@@ -178,6 +180,30 @@ OverlapComm = Annotated[
         "ZeRO-2 reduces one bucket while backward fills another. (DeepSpeed's default: off; with ZeRO-3 always on)",
         KNOBS,
         "--overlap-comm/--no-overlap-comm",
+    ),
+]
+UseOrigParams = Annotated[
+    bool | None,
+    option(
+        "FSDP1's optimizer sees the original parameters, not flat ones. (default: on, as with accelerate launch)",
+        KNOBS,
+        "--use-orig-params/--no-use-orig-params",
+    ),
+]
+BackwardPrefetch = Annotated[
+    str | None,
+    option(
+        "When FSDP1 gathers the layer of the next backward: pre, post, none. (default: pre)",
+        KNOBS,
+        "--backward-prefetch",
+    ),
+]
+ForwardPrefetch = Annotated[
+    bool | None,
+    option(
+        "FSDP1 gathers the next layer before a layer's forward. (default: off)",
+        KNOBS,
+        "--forward-prefetch/--no-forward-prefetch",
     ),
 ]
 FirstStageLayers = Annotated[

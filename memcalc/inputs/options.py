@@ -55,6 +55,9 @@ class Options(NamedTuple):
     gradient_accumulation_fusion: bool | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
+    use_orig_params: bool | None = None
+    backward_prefetch: str | None = None
+    forward_prefetch: bool | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -109,6 +112,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "task": ("pretrain", "sft", "dpo", "kto", "ppo", "grpo"),
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_params": ("none", "cpu", "nvme"),
+    "backward_prefetch": ("pre", "post", "none"),
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip
@@ -151,6 +155,8 @@ FLAGS: Final = (
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
+    "use_orig_params",
+    "forward_prefetch",
     "input_require_grads",
     "double_quant",
     "prepare_kbit_training",

@@ -10,6 +10,7 @@ from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.fsdp1_checks import check_fsdp1
+from memcalc.setup.fsdp1_options import fsdp1_options
 from memcalc.setup.methods import (
     attention_of,
     cp_comm_type_of,
@@ -111,6 +112,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
+        **fsdp1_options(options, engine),
         attention=attention,
         cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,

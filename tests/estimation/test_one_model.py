@@ -15,6 +15,7 @@ ZERO: dict[str, Any] = {"engine": "deepspeed", "zero": 2, "gpus": 8}
 ZERO_3 = ZERO | {"zero": 3}
 MEGATRON: dict[str, Any] = {"engine": "megatron", "gpus": 8, "precision": "bf16-mixed", "attention": "flash"}
 FSDP: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 8}
+FSDP1 = FSDP | {"engine": "fsdp1"}
 PIPED = FSDP | {"pp": 2, "global_batch_size": 64}
 ADAPTED: dict[str, Any] = {"lora_rank": 4, "precision": "bf16"}
 QUANTISED: dict[str, Any] = {
@@ -36,9 +37,10 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "param_persistence_threshold": (ZERO_3, (0, 10**6)), "prefetch_bucket_size": (ZERO_3, (0,)),
     "sub_group_size": (ZERO_3, (1000,)), "overlap_comm": (ZERO | {"zero": 2}, (True,)),
     "sync_each_micro_batch": (FSDP | {"global_batch_size": 16}, (False,)),
+    "use_orig_params": (FSDP1, (False,)), "backward_prefetch": (FSDP1, ("post", "none")), "forward_prefetch": (FSDP1, (True,)),
     "attention": ({}, ("eager",)), "cross_entropy": ({}, ("fused", "chunked", "flash", "liger")), "padded": ({}, (True,)),
     "kernels": ({}, ("fused",)), "liger": ({"kernels": "fused"}, ("rope", "rms_norm,swiglu")),
-    "engine": ({"gpus": 8}, ("ddp", "fsdp2", "deepspeed")),
+    "engine": ({"gpus": 8}, ("ddp", "fsdp2", "deepspeed", "fsdp1")),
     "freeze": ({}, ("embeddings", "first:2")), "lora_rank": ({}, (2, 8)), "lora_targets": (ADAPTED, ("all-linear",)),
     "lora_dropout": (ADAPTED, (0.1,)), "lora_bias": (ADAPTED, ("all",)), "adapter_dtype": (ADAPTED, ("fp32",)),
     "dora": (ADAPTED, (True,)), "modules_to_save": (ADAPTED, ("lm_head",)),

@@ -10,6 +10,7 @@ and casts the buffers. `--shard-group` smaller than dp is HYBRID_SHARD.
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from memcalc.core.dims import Dim
@@ -52,25 +53,27 @@ class UnitKind(NamedTuple):
     is_layer: bool
 
 
-def unit_kinds(model: Model, setup: Setup) -> list[UnitKind]:
-    """Return the units by kind: the layers in the order in which they first appear, after the root."""
-    key = ("fsdp1 units", setup.shards, setup.compute_dtype)
+def unit_kinds(model: Model, setup: Setup) -> tuple[UnitKind, ...]:
+    """Return the units by kind, layers and the root, in the order in which they first appear."""
+    key = ("fsdp1 units", setup.shards, setup.compute_dtype, setup.use_orig_params)
     if key not in model.profiles:
         units: dict[tuple[str, int | None], list[tuple[str, Shape]]] = {}
         for weight in model.program.weights():
             units.setdefault(stack_and_layer(weight.name, weight.layer), []).append((weight.name, weight.shape))
-        itemsize = setup.compute_dtype.itemsize
+        itemsize, original = setup.compute_dtype.itemsize, bool(setup.use_orig_params)
         counts = Counter(
-            (stack, layer is not None, flat_of(own, setup.shards, itemsize)) for (stack, layer), own in units.items()
+            (stack, layer is not None, flat_of(own, setup.shards, itemsize, original=original))
+            for (stack, layer), own in units.items()
         )
-        model.profiles[key] = [
+        model.profiles[key] = tuple(
             UnitKind(f"{stack}*" if is_layer else "outside the layers", flat, copies, is_layer)
             for (stack, is_layer, flat), copies in counts.items()
-        ]
+        )
     return model.profiles[key]
 
 
-def fullest_rank(kinds: list[UnitKind]) -> int:
+@lru_cache(maxsize=64)
+def fullest_rank(kinds: tuple[UnitKind, ...]) -> int:
     """Return the rank whose shards have most elements of parameters, and of those the one with most tensors: padding has
     no optimizer states."""
 
@@ -85,7 +88,7 @@ def fullest_rank(kinds: list[UnitKind]) -> int:
 
 def holdings(model: Model, setup: Setup) -> Holdings:
     kinds, sharded = unit_kinds(model, setup), sharded_dtype(setup)
-    parameters = updated(kinds)
+    parameters = updated(kinds) if setup.use_orig_params else flat_shards(setup, kinds)
     shards = [_shard_row(setup, kind, "parameters", "flat parameter", "always", sharded) for kind in kinds]
     gradients = [_shard_row(setup, kind, "gradients", "flat gradient", "backward to step", sharded) for kind in kinds]
     states = state_rows(setup, parameters, sharded)
@@ -117,7 +120,10 @@ def sharding_of(setup: Setup) -> Sharding:
     accumulating = setup.micro_batches > 1 and not setup.keeps_whole_gradients
     sums = DTYPES[setup.grad_dtype]
     reshards = setup.zero == 3
-    return Sharding(setup.shards, reshards, sharded_dtype(setup), sums, accumulating, setup.replicas, over(setup))
+    return Sharding(
+        setup.shards, reshards, sharded_dtype(setup), sums, accumulating, setup.replicas, over(setup),
+        bool(setup.use_orig_params), str(setup.backward_prefetch), bool(setup.forward_prefetch),
+    )  # fmt: skip
 
 
 def sharded_dtype(setup: Setup) -> DType:
@@ -129,7 +135,7 @@ def over(setup: Setup) -> str:
     return "shard group" if setup.replicas > 1 else "dp"
 
 
-def updated(kinds: list[UnitKind]) -> list[Parameter]:
+def updated(kinds: tuple[UnitKind, ...]) -> list[Parameter]:
     """Return the tensors that the fullest rank updates: what its shards have of each parameter."""
     rank = fullest_rank(kinds)
     return [
@@ -137,6 +143,12 @@ def updated(kinds: list[UnitKind]) -> list[Parameter]:
         for kind in kinds
         for one in kind.flat.slices(rank)
     ]
+
+
+def flat_shards(setup: Setup, kinds: tuple[UnitKind, ...]) -> list[Parameter]:
+    """Return the tensors that every rank updates without `use_orig_params`: its shards, padding included."""
+    dim = f"unit/{over(setup)}"
+    return [Parameter(kind.name, (Dim(dim, kind.flat.shard),), kind.copies, False) for kind in kinds]
 
 
 def _shard_row(setup: Setup, kind: UnitKind, component: str, name: str, life: str, dtype: DType) -> Row:

@@ -1,8 +1,9 @@
 """A flat parameter: the parameters of a unit one after the other in one tensor, cut into equal shards.
 
-With `use_orig_params=True` each parameter begins at a multiple of 16 bytes of the dtype that it is gathered in, and the
-end is padded to a multiple of the ranks (FlatParamHandle._init_flat_param_and_metadata in
-torch/distributed/fsdp/_flat_param.py).
+With `use_orig_params=True` each parameter begins at a multiple of 16 bytes of the dtype that it is gathered in, the end is
+padded to a multiple of the ranks, and the optimizer sees what a rank's shard has of each parameter. Without, parameters
+follow each other, only the shards are padded, and the optimizer sees a shard as one tensor
+(FlatParamHandle._init_flat_param_and_metadata and _get_shard in torch/distributed/fsdp/_flat_param.py).
 """
 
 from __future__ import annotations
@@ -42,14 +43,19 @@ class Flat(NamedTuple):
     ranks: int
 
     @property
-    def elements(self) -> int:
-        """Return the elements with all padding: what is gathered and reduced."""
+    def unpadded(self) -> int:
+        """Return the elements of the flat gradient: all parts, without the padding of shards."""
         return sum(part.elements for part in self.parts)
 
     @property
     def shard(self) -> int:
         """Return the elements of one rank's shard."""
-        return self.elements // self.ranks
+        return -(-self.unpadded // self.ranks)
+
+    @property
+    def elements(self) -> int:
+        """Return the elements of all shards: what is gathered and reduced."""
+        return self.shard * self.ranks
 
     def slices(self, rank: int) -> tuple[Slice, ...]:
         """Return what a rank's shard has of each parameter. Padding is no part of any (_get_shard_metadata)."""
@@ -65,9 +71,15 @@ class Flat(NamedTuple):
             place += part.elements
 
 
-def flat_of(parameters: Iterable[tuple[str, Shape]], ranks: int, itemsize: int) -> Flat:
-    """Return the flat parameter of these parameters, each with its name, gathered in a dtype of `itemsize` bytes."""
-    return _flat(tuple((name, numel(shape)[0]) for name, shape in parameters), ranks, ALIGNMENT_BYTES // itemsize)
+def flat_of(parameters: Iterable[tuple[str, Shape]], ranks: int, itemsize: int, *, original: bool) -> Flat:
+    """Return the flat parameter of these parameters, each with its name, gathered in a dtype of `itemsize` bytes.
+
+    `original` is FSDP1's `use_orig_params`.
+    """
+    sizes = tuple((name, numel(shape)[0]) for name, shape in parameters)
+    if not original:
+        return Flat(tuple(Part(*one) for one in sizes), ranks)
+    return _flat(sizes, ranks, ALIGNMENT_BYTES // itemsize)
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,6 @@ from memcalc.core.dims import Dim
 from memcalc.engines.fsdp1.step import Sharding, Step, Unit
 
 if TYPE_CHECKING:
-    from memcalc.core.tensor import Tensor
     from memcalc.families.base.module import Run
 
 
@@ -42,13 +41,14 @@ class NoSyncStep(Step):
         self.last = None
         super().before_forward()
 
-    def reduce(self, unit: Unit, gradient: Tensor, *, is_first: bool) -> None:
-        if not self.follow:
-            super().reduce(unit, gradient, is_first=is_first)
-            return
-        if self.sharding.reshards:
+    def free_in_backward(self, unit: Unit) -> None:
+        if self.sharding.reshards or not self.follow:
             unit.whole = None
-        if is_first:
+
+    def reduce(self, unit: Unit, *, is_first: bool) -> None:
+        if not self.follow:
+            super().reduce(unit, is_first=is_first)
+        elif is_first and self.sharding.original:
             self._show(unit)
 
     def _show(self, unit: Unit) -> None:

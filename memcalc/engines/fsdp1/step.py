@@ -9,6 +9,7 @@ unshard, _use_unsharded_views); torch/csrc/autograd/FunctionsManual.cpp (split_w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.autograd import Leaf, Node, no_kernel
@@ -28,10 +29,12 @@ GATHERED: Final = "unsharded flat parameter"
 CAST: Final = "shard, cast to be gathered"
 """The name of the 16-bit copy of a shard (_mp_shard)."""
 REDUCE_INPUT: Final = "flat gradient, cast to be reduced"
+PADDED: Final = "flat gradient, padded to be reduced"
 STREAMS: Final = {
     CAST: "pre-unshard",
     GATHERED: "unshard",
     REDUCE_INPUT: "post-backward",
+    PADDED: "post-backward",
     "reduced gradients": "post-backward",
     "sharded gradients": "post-backward",
 }
@@ -55,6 +58,13 @@ class Sharding(NamedTuple):
     """The number of such groups of ranks whose gradient shards are all-reduced (hybrid sharding)."""
     over: str = "dp"
     """The divisor in the names of shards."""
+    original: bool = True
+    """True if the optimizer sees the original parameters (`use_orig_params`)."""
+    backward_prefetch: str = "pre"
+    """The time at which the unit of the next backward is gathered: "pre" (before a unit's own backward), "post" (once its
+    own flat parameter is freed), "none"."""
+    forward_prefetch: bool = False
+    """True if the unit of the next forward is gathered before a unit's own forward."""
 
     def start(self, run: Run) -> Step:
         return Step(self, run)
@@ -63,19 +73,36 @@ class Sharding(NamedTuple):
 class Unit:
     """A flat parameter, with what FSDP1 has allocated for it (FlatParamHandle)."""
 
-    __slots__ = ("before", "begun", "flat", "layer", "leaf", "name", "run", "sharding", "weights", "whole")
+    __slots__ = (
+        "after",
+        "before",
+        "begun",
+        "flat",
+        "layer",
+        "leaf",
+        "name",
+        "prefetched",
+        "run",
+        "sharding",
+        "weights",
+        "whole",
+    )
 
     def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
         self.sharding, self.run, self.layer, self.weights = sharding, run, layer, weights
         self.name = "outside the layers" if layer is None else weights[0].name.split("*")[0] + "*"
         named = [(weight.name, weight.shape) for weight in weights]
-        self.flat: Flat = flat_of(named, sharding.ranks, run.dtype.itemsize)
-        self.leaf = Leaf(run.memory, f"{self.name}: flat gradient", (self._whole_dim(),), layer)
+        self.flat: Flat = flat_of(named, sharding.ranks, run.dtype.itemsize, original=sharding.original)
+        self.leaf = Leaf(run.memory, f"{self.name}: flat gradient", (self._unpadded_dim(),), layer)
         self.whole: Tensor | None = None
         self.before: Unit | None = None
         """The unit whose forward was done before this unit's."""
+        self.after: Unit | None = None
+        """The unit whose forward begins after this unit's has begun."""
         self.begun = False
         """True once the unit's backward has begun (_ran_pre_backward_hook)."""
+        self.prefetched = False
+        """True if the unit has been gathered before its forward began."""
 
     def unshard(self) -> None:
         """Gather the flat parameter, unless it is there."""
@@ -84,12 +111,18 @@ class Unit:
         _mp_shard = self._shard(CAST, self.run.dtype) if self.run.dtype is not self.sharding.sharded else None
         self.whole = self.allocate(self._whole_dim(), GATHERED, self.run.dtype, "gathered")
 
-    def use_views(self) -> None:
+    def begin(self) -> None:
+        """Prepare a forward."""
+        self.begun = False
+        self.unshard()
+        self._use_views()
+
+    def _use_views(self) -> None:
         """Make the parameters views of the flat parameter that autograd tracks (_use_unsharded_views)."""
         memory, whole = self.run.memory, self.whole
         assert whole is not None
         parts = [(Dim("elements", part.elements),) for part in self.flat.parts]
-        flat = Tensor(whole.storage, whole.shape, whole.strides, whole.dtype, self.leaf)
+        flat = Tensor(whole.storage, (self._unpadded_dim(),), (1,), whole.dtype, self.leaf)
 
         @no_kernel
         def split_with_sizes_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
@@ -115,17 +148,18 @@ class Unit:
             for part, grad in zip(parts, grads, strict=True)
             if grad is None
         ]
-        return self.allocate(self._whole_dim(), "flat gradient", self.run.dtype, "gathered")
+        return self.allocate(self._unpadded_dim(), "flat gradient", self.run.dtype, "gathered")
 
-    def reduce(self, _gradient: Tensor) -> Tensor:
-        """Run the post-backward hook: free the flat parameter, and turn the flat gradient into a shard of the ranks' sum
-        (_post_backward_hook). The caller holds the gradient of this micro-batch."""
+    def reduce(self) -> Tensor:
+        """Turn the flat gradient into a shard of the ranks' sum (_reduce_grad). The caller holds the gradient of this
+        micro-batch."""
         _autograd_computed_grad, self.leaf.grad = self.leaf.grad, None
-        self.whole = None
         sharding = self.sharding
-        _padded_unsharded_grad = None
+        _unsharded_grad = _padded_unsharded_grad = None
         if sharding.reduced is not self.run.dtype:
-            _padded_unsharded_grad = self.allocate(self._whole_dim(), REDUCE_INPUT, sharding.reduced, "gathered")
+            _unsharded_grad = self.allocate(self._unpadded_dim(), REDUCE_INPUT, sharding.reduced, "gathered")
+        if self.flat.elements > self.flat.unpadded:
+            _padded_unsharded_grad = self.allocate(self._whole_dim(), PADDED, sharding.reduced, "gathered")
         component = "gathered" if sharding.accumulating else "gradients"
         if sharding.reduced is sharding.sharded:
             return self._shard("sharded gradients", sharding.sharded, component)
@@ -134,6 +168,9 @@ class Unit:
 
     def _whole_dim(self) -> Dim:
         return Dim("unit", self.flat.elements)
+
+    def _unpadded_dim(self) -> Dim:
+        return Dim("unit", self.flat.unpadded)
 
     def _shard(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
         return self.allocate(Dim(f"unit/{self.sharding.over}", self.flat.shard), name, dtype, component)
@@ -171,6 +208,8 @@ class Step:
         self.last: Unit | None = None
         """The unit whose forward was done last."""
         self.gradients: list[Tensor] = []
+        for unit, following in pairwise(self.units.values()):
+            unit.after = following
         for unit in self.units.values():
             unit.leaf.ready = self._post_backward(unit)
 
@@ -202,24 +241,29 @@ class Step:
     # --- hooks
 
     def _before_forward(self, unit: Unit) -> None:
-        unit.begun = False
-        unit.unshard()
-        unit.use_views()
+        """Gather a unit and, if asked, the next one, whose parameters autograd then tracks from here on
+        (_pre_forward_unshard)."""
+        if not unit.prefetched:
+            unit.begin()
+        unit.prefetched = False
+        if self.sharding.forward_prefetch and unit.after is not None:
+            unit.after.begin()
+            unit.after.prefetched = True
 
     def _forward_is_done(self, unit: Unit) -> None:
         unit.before, self.last = self.last, unit
 
     def _before_backward_begins(self, unit: Unit, outputs: Any) -> Any:
         """Hook every output that wants a gradient: gather the flat parameter, and prefetch that of the unit before
-        (BACKWARD_PRE)."""
+        (_pre_backward_hook)."""
 
         @no_kernel
         def gathers_parameters(_: Node, grads: list[Tensor]) -> list[Tensor]:
             if not unit.begun:
                 unit.begun = True
                 unit.unshard()
-                if unit.before is not None and not unit.before.begun:
-                    unit.before.unshard()
+                if self.sharding.backward_prefetch == "pre":
+                    _prefetch(unit.before)
             return grads
 
         def hooked(output: Any) -> Any:
@@ -230,17 +274,29 @@ class Step:
 
         return tuple(map(hooked, outputs)) if isinstance(outputs, tuple) else hooked(outputs)  # pyright: ignore[reportUnknownArgumentType]
 
-    def reduce(self, unit: Unit, gradient: Tensor, *, is_first: bool) -> None:
-        """Reduce a unit's flat gradient, which is the `gradient` of this micro-batch or, if that is not the first, its
-        sum."""
-        output = unit.reduce(gradient)
+    def free_in_backward(self, unit: Unit) -> None:
+        """Free the flat parameter (_should_free_in_backward)."""
+        unit.whole = None
+
+    def reduce(self, unit: Unit, *, is_first: bool) -> None:
+        """Reduce a unit's flat gradient. It is a sum unless it `is_first`."""
+        output = unit.reduce()
         if not self.sharding.accumulating:
             self.gradients.append(output)
 
     def _post_backward(self, unit: Unit) -> Callable[[Tensor], None]:
+        """Return the hook behind the flat gradient's accumulator (_post_backward_hook)."""
+
         def hook(gradient: Tensor) -> None:
-            self.reduce(unit, gradient, is_first=unit.leaf.grad is gradient)
+            self.free_in_backward(unit)
+            if self.sharding.backward_prefetch == "post":
+                _prefetch(unit.before)
+            self.reduce(unit, is_first=unit.leaf.grad is gradient)
 
         return hook
 
 
+def _prefetch(unit: Unit | None) -> None:
+    """Gather a unit whose backward has not begun (_get_handle_to_prefetch)."""
+    if unit is not None and not unit.begun:
+        unit.unshard()
