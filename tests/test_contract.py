@@ -54,7 +54,7 @@ VALUES = {
     "--quantize": "none nf4 fp4 int8",
     "--quantize-compute-dtype": "fp32 bf16 fp16",
     "--task": "pretrain sft dpo kto ppo grpo",
-    "--engine": "none ddp fsdp2 deepspeed megatron fsdp1",
+    "--engine": "none ddp fsdp2 deepspeed megatron fsdp1 data-parallel",
     "--backward-prefetch": "pre post none",
 }
 

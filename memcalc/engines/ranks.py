@@ -374,7 +374,8 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
         base = _made(model, ("run", *alike, chunks, branch), setup.tokens_per_part, make)
         return _made(model, key, setup.tokens_per_part, lambda: Profile(hooks.resized(base)))
     if holdings.over is None:
-        make = full_profile if setup.forward_prefetch else profile  # a prefetch reaches into the next period
+        whole = setup.forward_prefetch or setup.engine == "data-parallel"  # their blocks belong to several layers
+        make = full_profile if whole else profile
         return _made(model, key, setup.tokens_per_part, partial(make, *run))
     recorded = _made(model, ("recorded", *choices, chunks, branch), setup.tokens_per_part, partial(Recorded, *run))
     return _made(model, key, setup.tokens_per_part, partial(Played, recorded, holdings.over))

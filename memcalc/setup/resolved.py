@@ -8,6 +8,7 @@ from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
+from memcalc.setup.data_parallel_checks import check_data_parallel
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.fsdp1_checks import check_fsdp1
 from memcalc.setup.fsdp1_options import fsdp1_options
@@ -204,6 +205,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         check_fsdp2(options, model)
     if engine == "fsdp1":
         check_fsdp1(options, model, dp)
+    if engine == "data-parallel":
+        check_data_parallel(options, model)
     if engine == "ddp":
         check_ddp(model)
     if engine == "deepspeed":
@@ -228,7 +231,7 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
-    if engine in ("none", "ddp"):
+    if engine in ("none", "ddp", "data-parallel"):
         refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
     return group
 
