@@ -206,6 +206,10 @@ ForwardPrefetch = Annotated[
         "--forward-prefetch/--no-forward-prefetch",
     ),
 ]
+Servers = Annotated[
+    int | None,
+    option("Parameter servers beside the workers. (default: 1 with engine parameter-server)", KNOBS, "--servers"),
+]
 FirstStageLayers = Annotated[
     int | None,
     option(

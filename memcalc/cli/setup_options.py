@@ -82,6 +82,7 @@ def _setup(
     use_orig_params: o.UseOrigParams = None,
     backward_prefetch: o.BackwardPrefetch = None,
     forward_prefetch: o.ForwardPrefetch = None,
+    servers: o.Servers = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

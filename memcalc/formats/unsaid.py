@@ -68,6 +68,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "use_orig_params": True,
         "backward_prefetch": "pre",
         "forward_prefetch": False,
+        "servers": 1,
         "attention": _attention(setup, model),
         "cross_entropy": "chunked" if setup.task in OF_TRL else DEFAULT_LOSS[setup.kernels],
         "kernels": "megatron" if setup.engine == "megatron" or setup.runs_gpt_model else "hf",

@@ -58,6 +58,7 @@ class Options(NamedTuple):
     use_orig_params: bool | None = None
     backward_prefetch: str | None = None
     forward_prefetch: bool | None = None
+    servers: int | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -133,6 +134,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
         (0, 10**15),
     ),
     "pp_rank": (0, 10**6),
+    "servers": (1, 10**6),
     "lora_rank": (0, 10**6),
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),

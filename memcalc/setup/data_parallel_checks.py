@@ -19,8 +19,6 @@ def check_data_parallel(options: Options, model: Model | None) -> None:
     if options.gpus > options.gpus_per_node:
         why = f"one process has the GPUs of one node, {options.gpus_per_node} (--gpus-per-node)"
         refuse("gpus", options.gpus, f"{why}; allowed: up to {options.gpus_per_node}, or --engine ddp")
-    if options.zero:
-        refuse("zero", options.zero, "engine data-parallel shards nothing; allowed: 0, or --engine deepspeed, fsdp2")
     batch = options.gpus * options.micro_batch_size
     if options.global_batch_size not in (None, batch):
         refuse("global_batch_size", options.global_batch_size, f"{_WITH} more than one micro-batch {NOT_YET}{batch}")

@@ -26,6 +26,7 @@ from memcalc.setup.methods import (
 )
 from memcalc.setup.offload_checks import check_offload
 from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
+from memcalc.setup.parameter_server_checks import check_parameter_server, servers_of
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -114,6 +115,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
         **fsdp1_options(options, engine),
+        servers=servers_of(options, engine),
         attention=attention,
         cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,
@@ -207,6 +209,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         check_fsdp1(options, model, dp)
     if engine == "data-parallel":
         check_data_parallel(options, model)
+    if engine == "parameter-server":
+        check_parameter_server(options, model)
     if engine == "ddp":
         check_ddp(model)
     if engine == "deepspeed":
@@ -231,7 +235,7 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
-    if engine in ("none", "ddp", "data-parallel"):
+    if engine in ("none", "ddp", "data-parallel", "parameter-server"):
         refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
     return group
 

@@ -63,6 +63,8 @@ class Setup(NamedTuple):
     backward_prefetch: str | None
     """The time at which FSDP1 gathers the unit of the next backward: pre, post, none."""
     forward_prefetch: bool | None
+    servers: int | None
+    """The number of parameter servers; None with another engine."""
     attention: str | None
     cross_entropy: str | None
     padded: bool

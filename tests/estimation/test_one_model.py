@@ -38,6 +38,7 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "sub_group_size": (ZERO_3, (1000,)), "overlap_comm": (ZERO | {"zero": 2}, (True,)),
     "sync_each_micro_batch": (FSDP | {"global_batch_size": 16}, (False,)),
     "use_orig_params": (FSDP1, (False,)), "backward_prefetch": (FSDP1, ("post", "none")), "forward_prefetch": (FSDP1, (True,)),
+    "servers": ({"engine": "parameter-server", "gpus": 8}, (4,)),
     "attention": ({}, ("eager",)), "cross_entropy": ({}, ("fused", "chunked", "flash", "liger")), "padded": ({}, (True,)),
     "kernels": ({}, ("fused",)), "liger": ({"kernels": "fused"}, ("rope", "rms_norm,swiglu")),
     "engine": ({"gpus": 8}, ("ddp", "fsdp2", "deepspeed", "fsdp1")),

@@ -29,7 +29,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "gpu": ("a100-40gb", "h100-80gb"), "network_gbps": (100, 400),
     "gemm_efficiency": (0.5,), "attention_efficiency": (0.3,), "memory_efficiency": (0.5,),
     "sync_each_micro_batch": (True, False), "use_orig_params": (True, False),
-    "backward_prefetch": ("pre", "post", "none"), "forward_prefetch": (True, False),
+    "backward_prefetch": ("pre", "post", "none"), "forward_prefetch": (True, False), "servers": (1, 4),
     "freeze": ("norms",), "lora_rank": (8,), "lora_targets": ("all-linear",),
     "base_dtype": ("bf16", "fp16"), "quantize": ("nf4", "int8"), "double_quant": (True,),
     "quantize_compute_dtype": ("bf16",), "prepare_kbit_training": (True,),

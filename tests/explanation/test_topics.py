@@ -27,6 +27,7 @@ NAMES = [
     "zero",
     "ddp",
     "fsdp",
+    "fsdp1",
     "activations",
     "recompute",
     "tensor-parallel",

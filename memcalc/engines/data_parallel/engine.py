@@ -48,8 +48,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     total = sum(sizes) * dtype.itemsize
     others = setup.gpus - 1
     tokens = setup.micro_batch_size * (setup.seq_len or 0)
-    vocab: Any = model.program
-    logits = others * tokens * vocab.vocab.size * dtype.itemsize
+    logits = gathered_logits_of(model, setup) // setup.gpus * others
     losses = others * 4
     sums = len(reduce_chunks(sizes, dtype.itemsize))
     return [
@@ -64,6 +63,13 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         _one(setup, "send", "gradients of the losses, scattered", "backward", "fp32", others, losses),
         _one(setup, "reduce", "gradients", "backward", dtype.name, sums, total),
     ]
+
+
+def gathered_logits_of(model: Model, setup: Setup) -> int:
+    """Return the bytes of all replicas' logits, which the first GPU gathers."""
+    program: Any = model.program
+    tokens = setup.gpus * setup.micro_batch_size * (setup.seq_len or 0)
+    return tokens * program.vocab.size * setup.compute_dtype.itemsize
 
 
 def _buffers(model: Model, setup: Setup) -> list[Collective]:

@@ -17,6 +17,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "ddp",
         "zero",
         "fsdp",
+        "fsdp1",
         "activations",
         "recompute",
         "batch-and-sequence",
