@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.errors import InputError, one_line
 from memcalc.formats.given import with_files
 from memcalc.inputs.model import load_model
-from memcalc.inputs.options import check_options
+from memcalc.inputs.options import check_options, refuse
 from memcalc.setup.resolved import resolve
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
+_WITHOUT_FILE: Final = ("data-parallel", "parameter-server")
 FORMATS: Final = ("deepspeed", "accelerate", "training-args", "megatron", "torchtitan", "torchrun")
 
 
@@ -38,6 +39,12 @@ def emit(format: str, model: Any = None, **options: Any) -> Written:
 def written(format: str, setup: Setup, model: Model) -> Written:
     """Return a resolved setup in a format. Raise InputError for one that the format has nothing like."""
     check_format(format)
+    if setup.engine in _WITHOUT_FILE:
+        refuse(
+            "engine",
+            setup.engine,
+            f"no file describes it; allowed with emit {format}: none, ddp, fsdp2, deepspeed, megatron",
+        )
     return import_module(f"memcalc.formats.{format.replace('-', '_')}_writer").write(setup, model)
 
 

@@ -186,3 +186,16 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
     with pytest.raises(memcalc.InputError) as error:
         memcalc.estimate("llama-7b", **{"engine": "fsdp1", "gpus": 8, **options})
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("engine", ["fsdp1", "data-parallel", "parameter-server"])
+def test_a_search_does_not_have_the_older_engines(engine: str) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--engine {engine}: is older than what the search has bounds for"):
+        memcalc.plan("gpt2", gpu="a100-80gb", gpus=8, global_batch_size=8, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["data-parallel", "parameter-server"])
+@pytest.mark.parametrize("format", ["deepspeed", "accelerate", "training-args", "megatron", "torchtitan", "torchrun"])
+def test_no_file_describes_engines_of_no_launcher(engine: str, format: str) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--engine {engine}: no file describes it"):
+        memcalc.emit(format, "gpt2", gpus=4, engine=engine)
