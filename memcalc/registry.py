@@ -135,7 +135,7 @@ OPTIMIZERS: Final[Registry[Any]] = Registry(
 )
 ENGINES: Final[Registry[Any]] = Registry(
     "memcalc.engines",
-    ("none", "ddp", "fsdp2", "deepspeed", "megatron", "colossalai"),
+    ("none", "ddp", "fsdp2", "deepspeed", "megatron", "fsdp1", "data-parallel", "parameter-server", "colossalai"),
     _engine,
     inside="engine",
     helpers=("parts", "ranks", "shared_sequences"),

@@ -23,6 +23,7 @@ OPTIONS = (
     "--zero-quantized-weights", "--zero-quantized-gradients", "--zero-hpz-partition-size",
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
     "--cublas-workspace-config", "--te-workspaces",
+    "--use-orig-params", "--backward-prefetch", "--forward-prefetch", "--servers",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--clip-grad-norm",
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
@@ -56,8 +57,9 @@ VALUES = {
     "--quantize": "none nf4 fp4 int8",
     "--quantize-compute-dtype": "fp32 bf16 fp16",
     "--task": "pretrain sft dpo kto ppo grpo",
-    "--engine": "none ddp fsdp2 deepspeed megatron colossalai",
+    "--engine": "none ddp fsdp2 deepspeed megatron fsdp1 data-parallel parameter-server colossalai",
     "--tp-dims": "1 2 2.5 3",
+    "--backward-prefetch": "pre post none",
 }
 
 DEFAULTS: dict[str, Any] = {
@@ -70,6 +72,7 @@ DEFAULTS: dict[str, Any] = {
     "zero_hpz_partition_size": 1, "gradient_accumulation_fusion": None,
     "attention_mask_in_dataloader": None, "cublas_workspace_config": None, "te_workspaces": None, "micro_batch_size": 1,
     "sync_each_micro_batch": None,
+    "use_orig_params": None, "backward_prefetch": None, "forward_prefetch": None, "servers": None,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "clip_grad_norm": False,
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",

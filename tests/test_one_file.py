@@ -158,7 +158,10 @@ def test_a_command(folder: Path) -> None:
             ["estimate", "gpt2", "--optimizer", "x"],
             f"{', '.join(OPTIMIZERS.known)}, new-sgd",
         ),
-        (["estimate", "gpt2", "--engine", "x"], "none, ddp, fsdp2, deepspeed, megatron, colossalai, new-engine"),
+        (
+            ["estimate", "gpt2", "--engine", "x"],
+            "none, ddp, fsdp2, deepspeed, megatron, fsdp1, data-parallel, parameter-server, colossalai, new-engine",
+        ),
         (["zzz"], "estimate, compare, fit, plan, emit, explain, quiz, validate, models, gpus, new-command"),
     ],
 )

@@ -21,6 +21,8 @@ SWITCHES = (
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
+    "use_orig_params",
+    "forward_prefetch",
     "input_require_grads",
 )
 """The options that can be on by default, so that switching them off is an option given."""
@@ -70,31 +72,6 @@ Dp = Annotated[
     option("Data parallel degree. The other degrees decide it; a given value is checked.", _PARALLEL, "--dp"),
 ]
 Tp = Annotated[int | None, option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")]
-TpDims = Annotated[
-    str | None,
-    option(
-        "Dimensions of the grid of tensor parallel ranks, as in Colossal-AI: 1, 2 (tp = q²), 2.5 (tp = d·q²), 3 (tp = l³). "
-        "(default: 1)",
-        KNOBS,
-        "--tp-dims",
-    ),
-]
-TpDepth = Annotated[
-    int | None,
-    option(
-        "The squares d of --tp-dims 2.5. (default: the most with tp = d·q² and d up to q)",
-        KNOBS,
-        "--tp-depth",
-    ),
-]
-AutoTp = Annotated[
-    bool,
-    option(
-        "DeepSpeed's AutoTP cuts transformers' modules (tensor_parallel: autotp_size), not a GPTModel.",
-        KNOBS,
-        "--autotp",
-    ),
-]
 Pp = Annotated[int | None, option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
 Cp = Annotated[int | None, option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
 CpCommType = Annotated[
@@ -207,43 +184,6 @@ OverlapComm = Annotated[
         "ZeRO-2 reduces one bucket while backward fills another. (DeepSpeed's default: off; with ZeRO-3 always on)",
         KNOBS,
         "--overlap-comm/--no-overlap-comm",
-    ),
-]
-CublasWorkspaceConfig = Annotated[
-    str | None,
-    option(
-        "The job's environment variable CUBLAS_WORKSPACE_CONFIG, such as :4096:8. (default: torch's sizes for the GPU)",
-        KNOBS,
-        "--cublas-workspace-config",
-    ),
-]
-TeWorkspaces = Annotated[
-    int | None,
-    option(
-        "Transformer Engine's cuBLAS workspaces: 0 with --transformer-impl local, 1, or 5 with grouped products of experts. "
-        "(default: 1; with experts 5)",
-        KNOBS,
-        "--te-workspaces",
-    ),
-]
-ZeroQuantizedWeights = Annotated[
-    bool,
-    option("ZeRO-3 gathers weights as int8 codes (ZeRO++'s qwZ). (default: off)", KNOBS, "--zero-quantized-weights"),
-]
-ZeroQuantizedGradients = Annotated[
-    bool,
-    option(
-        "ZeRO-3 reduces gradients between nodes as int4 codes (ZeRO++'s qgZ). (default: off)",
-        KNOBS,
-        "--zero-quantized-gradients",
-    ),
-]
-ZeroHpzPartitionSize = Annotated[
-    int | None,
-    option(
-        "Ranks that share ZeRO-3's second partition of the weights (ZeRO++'s hpZ). (default: 1, none)",
-        KNOBS,
-        "--zero-hpz-partition-size",
     ),
 ]
 FirstStageLayers = Annotated[

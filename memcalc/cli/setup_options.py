@@ -6,6 +6,7 @@ import inspect
 from typing import Annotated, Any, Final
 
 from memcalc.cli import file_options as f
+from memcalc.cli import knob_options as k
 from memcalc.cli import options as o
 from memcalc.cli import tuning_options as t
 from memcalc.cli.help import HELP_ALL
@@ -76,17 +77,21 @@ def _setup(
     prefetch_bucket_size: o.PrefetchBucketSize = None,
     sub_group_size: o.SubGroupSize = None,
     overlap_comm: o.OverlapComm = None,
-    zero_quantized_weights: o.ZeroQuantizedWeights = False,
-    zero_quantized_gradients: o.ZeroQuantizedGradients = False,
-    zero_hpz_partition_size: o.ZeroHpzPartitionSize = None,
+    zero_quantized_weights: k.ZeroQuantizedWeights = False,
+    zero_quantized_gradients: k.ZeroQuantizedGradients = False,
+    zero_hpz_partition_size: k.ZeroHpzPartitionSize = None,
     gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
     attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
     sync_each_micro_batch: o.SyncEachMicroBatch = None,
-    cublas_workspace_config: o.CublasWorkspaceConfig = None,
-    te_workspaces: o.TeWorkspaces = None,
-    tp_dims: o.TpDims = None,
-    tp_depth: o.TpDepth = None,
-    autotp: o.AutoTp = False,
+    cublas_workspace_config: k.CublasWorkspaceConfig = None,
+    te_workspaces: k.TeWorkspaces = None,
+    tp_dims: k.TpDims = None,
+    tp_depth: k.TpDepth = None,
+    autotp: k.AutoTp = False,
+    use_orig_params: k.UseOrigParams = None,
+    backward_prefetch: k.BackwardPrefetch = None,
+    forward_prefetch: k.ForwardPrefetch = None,
+    servers: k.Servers = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

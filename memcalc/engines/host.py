@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 
 def on_host(model: Model, setup: Setup) -> list[HostRow]:
-    """Return the rows of the node whose ranks keep most on the host; none if nothing is offloaded."""
+    """Return the rows of the node whose ranks keep most on the host, or of the busiest parameter server; none if nothing is
+    offloaded."""
+    if setup.servers is not None:
+        from memcalc.engines.parameter_server import on_server
+
+        return on_server(model, setup)
     if not setup.offloads:
         return []
     from memcalc.engines.deepspeed import offloaded_1_2, offloaded_3

@@ -20,7 +20,7 @@ from memcalc.layout.collectives import Collective
 from memcalc.megatron.schedules import State, Turn
 from memcalc.setup.setup import Setup
 from memcalc.tape.played import Played, Recorded
-from memcalc.tape.profile import Choices, Profile, Resizable, cut_of, profile, shallow_trace
+from memcalc.tape.profile import Choices, Profile, Resizable, cut_of, full_profile, profile, shallow_trace
 
 if TYPE_CHECKING:
     from memcalc.megatron.gpt_model import GPTModel
@@ -404,7 +404,9 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
         base = _made(model, ("run", *alike, chunks, branch), setup.tokens_per_part, make)
         return _made(model, key, setup.tokens_per_part, lambda: Profile(hooks.resized(base)))
     if holdings.over is None:
-        return _made(model, key, setup.tokens_per_part, partial(profile, *run))
+        whole = setup.forward_prefetch or setup.engine == "data-parallel"  # their blocks belong to several layers
+        make = full_profile if whole else profile
+        return _made(model, key, setup.tokens_per_part, partial(make, *run))
     recorded = _made(model, ("recorded", *choices, chunks, branch), setup.tokens_per_part, partial(Recorded, *run))
     return _made(model, key, setup.tokens_per_part, partial(Played, recorded, holdings.over))
 

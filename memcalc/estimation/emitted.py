@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
+_WITHOUT_FILE: Final = ("data-parallel", "parameter-server")
 FORMATS: Final = ("deepspeed", "accelerate", "training-args", "megatron", "torchtitan", "torchrun")
 
 
@@ -43,6 +44,12 @@ def written(format: str, setup: Setup, model: Model) -> Written:
             "engine",
             setup.engine,
             "Colossal-AI's own configuration is not written by this version; allowed: emit torchrun",
+        )
+    if setup.engine in _WITHOUT_FILE:
+        refuse(
+            "engine",
+            setup.engine,
+            f"no file describes it; allowed with emit {format}: none, ddp, fsdp2, deepspeed, megatron",
         )
     return import_module(f"memcalc.formats.{format.replace('-', '_')}_writer").write(setup, model)
 

@@ -311,7 +311,7 @@ class Report(OnDevice):
     @cached_property
     def host(self) -> list[HostItem]:
         """Return the rows of a node's host memory; none if nothing is offloaded."""
-        return host_items(on_host(self.model, self.setup)) if self.setup.offloads else []
+        return host_items(on_host(self.model, self.setup)) if self.setup.offloads or self.setup.servers else []
 
     # --- communication
 

@@ -91,7 +91,7 @@ class SizeOnly:
         dtype = setup.compute_dtype
         if setup.engine == "megatron":
             return self._megatron(setup)
-        if setup.engine == "fsdp2":
+        if setup.engine in ("fsdp2", "fsdp1"):
             return self._fully_sharded(setup, fp32 if setup.has_master_weights else dtype)
         always = [
             _part("parameters", "weights", dtype, total, ranks if zero == 3 else 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from memcalc.explanation.buffers_of_older_engines import OF_OLDER_ENGINES
 from memcalc.explanation.words import Words
 
 _BY_NAME: Final = {
@@ -321,4 +322,7 @@ def buffer_reason(name: str) -> Words | None:
     for known in (kind, kind.rsplit(".", 1)[-1]):
         if known in _BY_NAME or known in _LIKE:
             return _BY_NAME[_LIKE.get(known, known)]
+    found = OF_OLDER_ENGINES.get(kind)
+    if found is not None:
+        return found
     return next((words for pattern, words in _BY_PATTERN if pattern.search(name)), None)

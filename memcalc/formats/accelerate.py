@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from memcalc.errors import quoted
 from memcalc.formats.accelerate_deepspeed import read_deepspeed
-from memcalc.formats.accelerate_fsdp import read_fsdp
+from memcalc.formats.accelerate_fsdp import read_fsdp, version_of
 from memcalc.formats.accelerate_megatron import read_megatron
 from memcalc.formats.accelerate_parallelism import read_parallelism
 from memcalc.formats.accelerate_precision import in_autocast, read_mixed
@@ -82,7 +82,8 @@ def _kind(top: Section) -> str:
 def _engine(top: Section, kind: str, processes: Processes) -> dict[str, Value]:
     """Return the engine of a distributed_type. One process of MULTI_GPU has no DDP (multi_device of accelerator.py), and
     no engine is named, so that another number of GPUs may be."""
-    named = {"NO": "none", "FSDP": "fsdp2", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}.get(kind, "ddp")
+    fsdp = f"fsdp{version_of(top.section('fsdp_config'))}" if kind == "FSDP" else ""
+    named = {"NO": "none", "FSDP": fsdp, "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}.get(kind, "ddp")
     return {} if named == "ddp" and processes.total == 1 else {"engine": top.value("distributed_type", named)}
 
 

@@ -1,4 +1,4 @@
-"""FSDP in an accelerate configuration, versions 1 and 2. Version 1 is estimated as version 2.
+"""FSDP in an accelerate configuration, versions 1 and 2.
 
 Source: FullyShardedDataParallelPlugin of accelerate/utils/dataclasses.py, prepare_multi_gpu_env of utils/launch.py,
 fsdp2_prepare_model of utils/fsdp_utils.py.
@@ -15,6 +15,7 @@ from memcalc.formats.accelerate_precision import Mixed, in_autocast, in_shards
 from memcalc.formats.accelerate_processes import Processes
 from memcalc.formats.accelerate_sections import unread
 from memcalc.formats.found import Found, Value
+from memcalc.formats.fsdp1_together import fsdp1_of
 from memcalc.formats.section import Section
 
 STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -43,8 +44,13 @@ def read_fsdp(given: Section, mixed: Mixed, processes: Processes, sizes: Sizes |
     parts = _version_1(section, mixed, processes) if version == 1 else _version_2(section, mixed)
     options = {**parts.options, **_offloaded(section), **_recomputed(section, version)}
     units = () if "engine" in options else _wrap_notes(section)
-    notes = (*parts.notes, *_notes(section, version), *units, *unread(section, _IGNORED))
+    notes = (*parts.notes, *_notes(section), *units, *unread(section, _IGNORED))
     return Found(options, notes=notes)
+
+
+def version_of(given: Section) -> int:
+    """Return the version of FSDP that an fsdp_config asks for."""
+    return _prefixed(given).whole("fsdp_version", 1, 2) or 1
 
 
 def _prefixed(given: Section) -> Section:
@@ -74,15 +80,17 @@ def _version_1(section: Section, mixed: Mixed, processes: Processes) -> Found:
     key = "fsdp_sharding_strategy"
     strategy = _strategy(section)
     say = section.value if key in section else section.default
-    shown = "is not given" if "fsdp_version" not in section else "1"
-    note = f"{section.path}fsdp_version {shown}: FSDP1, estimated as FSDP2."
     if strategy == "NO_SHARD":
         precision = in_autocast(mixed)
         whole = f"{section.path}{key} NO_SHARD: whole replicas, estimated as DDP."
         return Found({"engine": say(key, "ddp"), **precision.options}, notes=(whole, *precision.notes))
     precision = in_shards(mixed)
-    options: dict[str, Value] = {"zero": say(key, _STAGES[strategy]), **precision.options}
-    notes = [note, *precision.notes]
+    options: dict[str, Value] = {
+        "zero": say(key, _STAGES[strategy]),
+        **precision.options,
+        **fsdp1_of(section, "fsdp_"),
+    }
+    notes = list(precision.notes)
     if strategy in _HYBRID:
         if processes.per_machine is None:
             notes.append(f"{section.path}{key} {strategy}: one group of shards is estimated without num_processes.")
@@ -139,15 +147,10 @@ def _recomputed(section: Section, version: int) -> dict[str, Value]:
     return {"recompute": section.value(key, "full")} if section.flag(key) else {}
 
 
-def _notes(section: Section, version: int) -> Iterable[str]:
+def _notes(section: Section) -> Iterable[str]:
     path = section.path
     if section.flag("fsdp_activation_checkpointing_offload"):
         yield f"{path}fsdp_activation_checkpointing_offload true: the inputs of layers are estimated on the GPU."
-    if section.flag("fsdp_forward_prefetch") and version == 1:
-        yield f"{path}fsdp_forward_prefetch true: a layer gathered ahead in forward is not estimated."
-    prefetch = section.raw("fsdp_backward_prefetch")
-    if prefetch is not None and version == 1 and str(prefetch).upper() not in ("BACKWARD_PRE", "1"):
-        yield f"{path}fsdp_backward_prefetch {one_line(prefetch)}: BACKWARD_PRE is estimated, with one more gathered layer."
     if section.raw("fsdp_ignored_modules") is not None:
         yield f"{path}fsdp_ignored_modules {one_line(section.raw('fsdp_ignored_modules'))}: estimated as sharded."
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.formats.accelerate_deepspeed_writer import deepspeed_part
+from memcalc.formats.accelerate_fsdp1_writer import fsdp1_part
 from memcalc.formats.accelerate_fsdp_writer import fsdp_part
 from memcalc.formats.accelerate_megatron_writer import megatron_part
 from memcalc.formats.accelerate_part import Part, joined, mixed
@@ -50,6 +51,7 @@ def _replicas(setup: Setup, model: Model) -> Part:
 
 _PARTS: Final[Mapping[str, Callable[[Setup, Model], Part]]] = {
     "none": _alone, "ddp": _replicas, "fsdp2": fsdp_part, "deepspeed": deepspeed_part, "megatron": megatron_part,
+    "fsdp1": fsdp1_part,
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ is none, but refuses another one than its own."""
 _CLIPS_AT: Final = 1.0
 _OTHER_FORMATS: Final = {
     "none": "emit accelerate", "ddp": "emit accelerate, torchrun", "fsdp2": "emit accelerate, torchtitan",
-    "megatron": "emit megatron",
+    "megatron": "emit megatron", "fsdp1": "emit accelerate",
 }  # fmt: skip
 _SAID: Final = frozenset({
     "engine", "cp", "cp_comm_type", "ep", "zero", "shard_group", "micro_batch_size", "global_batch_size", "precision",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _OTHER_FORMATS: Final = {
     "none": "accelerate, torchtitan", "ddp": "accelerate, torchtitan", "fsdp2": "accelerate, torchtitan",
-    "deepspeed": "deepspeed, accelerate",
+    "deepspeed": "deepspeed, accelerate", "fsdp1": "accelerate",
 }  # fmt: skip
 _CLIPS_AT: Final = 1.0
 _BACKENDS: Final = {"sdpa": "fused", "flash": "flash", "unfused": "unfused"}

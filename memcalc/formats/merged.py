@@ -11,6 +11,7 @@ from memcalc.errors import InputError, one_line
 from memcalc.formats.batches import with_batches
 from memcalc.formats.deepspeed import Others
 from memcalc.formats.found import ACCUMULATION, REPLICAS, Found, Value
+from memcalc.formats.fsdp1_together import with_fsdp1_where_modelled
 from memcalc.formats.loading import load
 from memcalc.formats.together import (
     with_loss_of_engine,
@@ -37,6 +38,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "attention_mask_in_dataloader", "reduce_bucket_size", "max_live_parameters", "max_reuse_distance",
         "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size", "overlap_comm",
         "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size",
+        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers",
     ),
     "tp": ("sequence_parallel", "cross_entropy", "etp"),
     "pp": ("schedule", "virtual_stages", "first_stage_layers", "last_stage_layers"),
@@ -74,10 +76,11 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     ]
     said = with_precision_of_engine(given, _said(files, given), trainer[0] if trainer else None)
     said = _that_still_go(said, given)
+    said, of_fsdp1 = with_fsdp1_where_modelled(model, given, said)
     said, left_out = without_what_is_not_modelled(given, said)
     said, loss = with_loss_of_engine(model, given, said)
     found, origins = with_batches(given, said)
-    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *left_out, *loss]))
+    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *of_fsdp1, *left_out, *loss]))
     return model, {**found, **given}, FromFiles(origins, notes)
 
 

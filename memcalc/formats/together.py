@@ -9,7 +9,7 @@ from memcalc.formats.found import Value
 from memcalc.inputs.model import Model
 from memcalc.tasks.program import takes_head
 
-_CASTING: Final = ("deepspeed", "fsdp2")
+_CASTING: Final = ("deepspeed", "fsdp2", "fsdp1")
 """The engines that hold fp32 weights beside 16-bit ones: mixed precision is theirs, not autocast's."""
 _ENGINES_OF_HEAD: Final = ("none", "ddp", "deepspeed")
 _AXES: Final = ("tp", "pp", "cp", "ep")
@@ -38,7 +38,7 @@ def with_precision_of_engine(
     ):
         return out
     out["precision"] = precision._replace(value=f"{half}-mixed")
-    if engine == "fsdp2":  # accelerate's policy reduces gradients in the dtype that it gathers weights in
+    if engine in ("fsdp2", "fsdp1"):  # accelerate's policy reduces gradients in the dtype that it gathers weights in
         out["grad_dtype"] = Value(half, precision.where, is_given=False)
     return out
 

@@ -15,7 +15,7 @@ from memcalc.pipelining.schedules import NAMES
 if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
-_FORMATS: Final = {"deepspeed": "deepspeed, accelerate", "megatron": "megatron"}
+_FORMATS: Final = {"deepspeed": "deepspeed, accelerate", "megatron": "megatron", "fsdp1": "accelerate"}
 """The formats that an engine's setup can be written in."""
 _OF_TRAINERS: Final = ("task", "lora_rank", "freeze", "quantize", "base_dtype", "precompute_reference")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from memcalc.formats.fsdp1_together import fsdp1_of
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_findings import Findings, is_on, mapping
 
@@ -44,9 +45,9 @@ def read_fsdp(
         found.give("engine", where, "ddp")
         found.note(where, "FSDP without shards is counted as DistributedDataParallel")
         return False
+    found.give("engine", where, "fsdp1" if version == 1 else "fsdp2")
     if version == 1:
-        found.note(where, "FSDP 1 is counted as FSDP 2, which shards each weight by itself")
-    found.give("engine", where, "fsdp2")
+        found.options |= fsdp1_of(config, "")
     found.give("zero", where, _STAGES[strategy])
     if strategy.startswith("hybrid"):
         found.assume("shard_group", where, _NODE)

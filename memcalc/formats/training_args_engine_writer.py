@@ -36,6 +36,12 @@ def check_engine(setup: Setup) -> None:
     if setup.engine == "megatron":
         why = "is nothing that TrainingArguments describe"
         refuse("engine", "megatron", f"{why}; allowed: none, ddp, fsdp2, deepspeed, or emit megatron")
+    if setup.engine == "fsdp1":
+        refuse(
+            "engine",
+            "fsdp1",
+            "the Trainer drops FSDP's version 1; allowed: none, ddp, fsdp2, deepspeed, or emit accelerate",
+        )
     for axis, formats in _AXES.get(setup.engine, {}).items():
         degree = getattr(setup, axis)
         if degree > 1:

@@ -53,7 +53,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
     """Return the value that each option has where it is not given, beside the others of the setup."""
     own = {
         "pp_rank": 0 if setup.pp == 1 else None,
-        "zero": 3 if setup.engine == "fsdp2" else 0,
+        "zero": 3 if setup.engine in ("fsdp2", "fsdp1") else 0,
         "etp": 1 if setup.engine == "fsdp2" and setup.ep > 1 else setup.tp,
         "shard_group": setup.dp * setup.cp,
         "sequence_parallel": setup.tp > 1 and setup.engine == "megatron",
@@ -65,6 +65,10 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "gradient_accumulation_fusion": True,
         "attention_mask_in_dataloader": True,
         "sync_each_micro_batch": False,
+        "use_orig_params": True,
+        "backward_prefetch": "pre",
+        "forward_prefetch": False,
+        "servers": 1,
         "attention": _attention(setup, model),
         "cross_entropy": "chunked" if setup.task in OF_TRL else DEFAULT_LOSS[setup.kernels],
         "kernels": "megatron" if setup.engine == "megatron" or setup.runs_gpt_model else "hf",
@@ -83,7 +87,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
 
 def _grad_dtype(setup: Setup) -> str:
     half = "fp32" if setup.precision.endswith("-autocast") else setup.precision.split("-")[0]
-    if setup.engine == "fsdp2" and setup.precision.endswith("-mixed"):
+    if setup.engine in ("fsdp2", "fsdp1") and setup.precision.endswith("-mixed"):
         return "fp32"
     if setup.engine == "deepspeed" and setup.pp > 1:
         return "fp32" if setup.zero else "bf16"

@@ -60,6 +60,10 @@ class Options(NamedTuple):
     sync_each_micro_batch: bool | None = None
     cublas_workspace_config: str | None = None
     te_workspaces: int | None = None
+    use_orig_params: bool | None = None
+    backward_prefetch: str | None = None
+    forward_prefetch: bool | None = None
+    servers: int | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -126,6 +130,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "task": ("pretrain", "sft", "dpo", "kto", "ppo", "grpo"),
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_params": ("none", "cpu", "nvme"),
+    "backward_prefetch": ("pre", "post", "none"),
     "kernels": ("hf", "fused", "megatron"),
     "tp_dims": ("1", "2", "2.5", "3"),
     "engine": ENGINES,
@@ -153,6 +158,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     ),
     "zero_hpz_partition_size": _DEGREE,
     "pp_rank": (0, 10**6),
+    "servers": (1, 10**6),
     "lora_rank": (0, 10**6),
     "te_workspaces": (0, 64),
     "zero": (0, 3),
@@ -178,6 +184,8 @@ FLAGS: Final = (
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
+    "use_orig_params",
+    "forward_prefetch",
     "input_require_grads",
     "double_quant",
     "prepare_kbit_training",
@@ -217,7 +225,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
         if allowed is not None:
             raise InputError(f"{option_name(name)} {one_line(value)}: {allowed}")
     named = {name: value for name, value in given.items() if value is not None}
-    if named.get("engine") == "fsdp2":
+    if named.get("engine") in ("fsdp2", "fsdp1"):
         named.setdefault("zero", 3)  # fully_shard by itself always shards all three
     if named.get("schedule") in SCHEDULE_NAMES:
         named["schedule"] = SCHEDULE_NAMES[named["schedule"]]

@@ -13,7 +13,7 @@ from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import SCHEDULE_NAMES, WHOLE, Options, check_options, option_name
 from memcalc.planning.clusters import gpu_counts, gpu_names
 from memcalc.planning.evaluation import Evaluator
-from memcalc.planning.layouts import LIMITS, Layout, Space
+from memcalc.planning.layouts import ENGINES, LIMITS, Layout, Space
 from memcalc.planning.result import Plans, plans_of
 from memcalc.planning.search import Search
 from memcalc.planning.target import OBJECTIVES, Target, positive, prices_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LIMITED: Final = ("tp", "pp", "cp", "ep", "virtual_stages", "micro_batch_size")
 """The options whose largest number `--max-...` limits."""
+_OLDER: Final = ("fsdp1", "data-parallel", "parameter-server")
 _NO_AXES: Final = ("gpus", "gpu", "dp", "pp_rank")
 """The options that are no part of `fixed`."""
 
@@ -140,6 +141,9 @@ def base_of(fixed: Mapping[str, Any], model: Model) -> Options:
                 f"{option_name(name)} {one_line(fixed[name])}: the search decides it; allowed: leave it out"
             )
     base = check_options(fixed)
+    if base.engine in _OLDER:
+        allowed = ", ".join(ENGINES)
+        raise InputError(f"--engine {base.engine}: is older than what the search has bounds for; allowed: {allowed}")
     if base.global_batch_size is None:
         why = "is needed, so that the steps of all layouts are alike; as in: --global-batch-size 256"
         raise InputError(f"--global-batch-size: {why}")

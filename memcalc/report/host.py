@@ -27,7 +27,9 @@ def host_lines(report: Report) -> list[RenderableType]:
         return []
     kinds = {kind: n for kind, n in totals(report.host).items() if n}
     ranks = min(report.setup.gpus, report.setup.gpus_per_node)
-    of = f"{ranks} GPU{'s' if ranks > 1 else ''}"
-    text = Text(f"host: {show_bytes(sum(kinds.values()))} per node of {of}", style="bold")
+    of = f"per node of {ranks} GPU{'s' if ranks > 1 else ''}"
+    if report.setup.servers is not None:
+        of = "of the busiest server"
+    text = Text(f"host: {show_bytes(sum(kinds.values()))} {of}", style="bold")
     text.append(f" ({', '.join(f'{kind} {show_bytes(n)}' for kind, n in kinds.items())})", "not bold")
     return [Folded(text)]

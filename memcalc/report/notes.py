@@ -31,6 +31,7 @@ def notes(report: Report) -> list[str]:
         *_of_paged_states(report),
         *_of_adapters(report),
         *_of_task(report),
+        *_of_older_engines(report),
         *_of_dora(report),
         *_of_decompositions(report),
         *_of_attention(report),
@@ -84,6 +85,22 @@ def _of_schedule(report: Report) -> list[str]:
             f"{s.schedule}: older versions of weights are {s.compute_dtype.name} shards, gathered for their backwards"
         )
     return out
+
+
+def _of_older_engines(report: Report) -> list[str]:
+    """Return whose numbers these are, and what passes through the place that all wait for."""
+    s = report.setup
+    if s.engine == "data-parallel":
+        return [
+            "data-parallel: the memory is the first GPU's, which has the states, all logits and all sums; others need less"
+        ]
+    if s.engine != "parameter-server":
+        return []
+    from memcalc.engines.parameter_server import traffic_of_a_server
+
+    received, sent = (show_bytes(n) for n in traffic_of_a_server(report.model, s))
+    of = "the server" if s.servers == 1 else f"the busiest of {s.servers} servers"
+    return [f"parameter-server: {of} receives {received} and sends {sent} a step; the rows of the host are its own"]
 
 
 def _of_states(report: Report) -> list[str]:

@@ -43,13 +43,13 @@ def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | 
         if precision.endswith("-autocast")
         else {"fp8": "bf16"}.get(precision.split("-")[0], precision.split("-")[0])
     )
-    if engine == "fsdp2" and precision.endswith("-mixed"):
+    if engine in ("fsdp2", "fsdp1") and precision.endswith("-mixed"):
         allowed = ("fp32", natural)  # gradients are reduced in it; the optimizer sees fp32
         if options.grad_dtype not in (None, *allowed):
             refuse(
                 "grad_dtype",
                 options.grad_dtype,
-                f"is not what fsdp2 reduces gradients in; allowed: {', '.join(allowed)}",
+                f"is not what {engine} reduces gradients in; allowed: {', '.join(allowed)}",
             )
         return options.grad_dtype or "fp32"
     if engine == "deepspeed" and options.pp > 1:
@@ -275,7 +275,7 @@ def sync_each_micro_batch_of(options: Options, engine: str) -> bool | None:
     with HF Trainer, and Lightning's `_block_parallel_sync_behavior`, do the same.
     """
     name, given = "sync_each_micro_batch", options.sync_each_micro_batch
-    if engine in ("ddp", "fsdp2") and options.pp == 1:
+    if engine in ("ddp", "fsdp2", "fsdp1") and options.pp == 1:
         return bool(given)
     if given is not None and options.pp > 1 and engine == "fsdp2":
         why = f"torch's pipeline schedules (pp {options.pp}) decide that: they reduce with the last micro-batch"

@@ -9,7 +9,10 @@ from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.auto_tp_checks import check_auto_tp
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
+from memcalc.setup.data_parallel_checks import check_data_parallel
 from memcalc.setup.engine_checks import check_engine_of_model
+from memcalc.setup.fsdp1_checks import check_fsdp1
+from memcalc.setup.fsdp1_options import fsdp1_options
 from memcalc.setup.layers_checks import check_layers
 from memcalc.setup.methods import (
     attention_of,
@@ -25,6 +28,7 @@ from memcalc.setup.methods import (
 )
 from memcalc.setup.offload_checks import check_offload
 from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
+from memcalc.setup.parameter_server_checks import check_parameter_server, servers_of
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -123,6 +127,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
         cublas_workspace_config=options.cublas_workspace_config,
         te_workspaces=_te_workspaces(options, engine),
+        **fsdp1_options(options, engine),
+        servers=servers_of(options, engine),
         attention=attention,
         cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,
@@ -225,6 +231,12 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     check_stage(options, engine, states_only=model is None)
     if engine == "fsdp2":
         check_fsdp2(options, model)
+    if engine == "fsdp1":
+        check_fsdp1(options, model, dp)
+    if engine == "data-parallel":
+        check_data_parallel(options, model)
+    if engine == "parameter-server":
+        check_parameter_server(options, model)
     if engine == "ddp":
         check_ddp(model)
     if engine == "deepspeed":
@@ -249,7 +261,7 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         refuse("shard_group", group, f"{why}; allowed: {ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
-    if engine in ("none", "ddp", "colossalai"):
+    if engine in ("none", "ddp", "colossalai", "data-parallel", "parameter-server"):
         refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
     return group
 

@@ -63,7 +63,14 @@ class Setup(NamedTuple):
     """Megatron's switch, like the next one; None with another engine."""
     attention_mask_in_dataloader: bool | None
     sync_each_micro_batch: bool | None
-    """True if DDP and FSDP2 reduce after every micro-batch; None if another engine or a pipeline's schedule decides."""
+    """True if DDP and FSDP reduce after every micro-batch; None if another engine or a pipeline's schedule decides."""
+    use_orig_params: bool | None
+    """True if FSDP1's optimizer sees the original parameters; None with another engine, as for the next two."""
+    backward_prefetch: str | None
+    """The time at which FSDP1 gathers the unit of the next backward: pre, post, none."""
+    forward_prefetch: bool | None
+    servers: int | None
+    """The number of parameter servers; None with another engine."""
     cublas_workspace_config: str | None
     """The environment variable of this name, as given; None: torch's own sizes."""
     te_workspaces: int | None

@@ -21,7 +21,7 @@ def check_stage(options: Options, engine: str, *, states_only: bool) -> None:
         named = " or ".join(f"--engine {name} --zero {stage}" for name in engines)
         why = "1 GPU has no other to shard with, and buffers depend on --engine"
         refuse("zero", stage, f"{why}; allowed: 0, more --gpus, or {named}")
-    if engine in ("none", "ddp", "colossalai"):
+    if engine in ("none", "ddp", "colossalai", "data-parallel", "parameter-server"):
         refuse("zero", stage, f"engine {engine} shards nothing; allowed: 0, or --engine {' or '.join(engines)}")
     if options.optimizer == "sgd" and engine != "fsdp2":
         refuse("zero", stage, "optimizer sgd has no states to shard; allowed: 0, or another --optimizer")

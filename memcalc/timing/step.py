@@ -56,6 +56,8 @@ def step_time(report: Report) -> StepTime | Unknown:
         return Unknown("no GPU is given")
     if report.states_only:
         return Unknown("a number of parameters has no products; give a model")
+    if setup.servers is not None:
+        return Unknown("the servers' hosts and links are not known")
     if not gpu.dense_flops_per_second:
         return Unknown(f"of {gpu.full_name} only the memory is known; give a GPU of `memcalc gpus`")
     rates = rates_of(setup, gpu)

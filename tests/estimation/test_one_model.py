@@ -15,6 +15,7 @@ ZERO: dict[str, Any] = {"engine": "deepspeed", "zero": 2, "gpus": 8}
 ZERO_3 = ZERO | {"zero": 3}
 MEGATRON: dict[str, Any] = {"engine": "megatron", "gpus": 8, "precision": "bf16-mixed", "attention": "flash"}
 FSDP: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 8}
+FSDP1 = FSDP | {"engine": "fsdp1"}
 PIPED = FSDP | {"pp": 2, "global_batch_size": 64}
 ADAPTED: dict[str, Any] = {"lora_rank": 4, "precision": "bf16"}
 QUANTISED: dict[str, Any] = {
@@ -38,9 +39,11 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "zero_quantized_weights": (ZERO_3 | {"param_persistence_threshold": 1000}, (True,)),
     "zero_quantized_gradients": (ZERO_3 | {"gpus_per_node": 4, "gpus": 8}, (True,)), "zero_hpz_partition_size": (ZERO_3, (2, 4)),
     "sync_each_micro_batch": (FSDP | {"global_batch_size": 16}, (False,)),
+    "use_orig_params": (FSDP1, (False,)), "backward_prefetch": (FSDP1, ("post", "none")), "forward_prefetch": (FSDP1, (True,)),
+    "servers": ({"engine": "parameter-server", "gpus": 8}, (4,)),
     "attention": ({}, ("eager",)), "cross_entropy": ({}, ("fused", "chunked", "flash", "liger")), "padded": ({}, (True,)),
     "kernels": ({}, ("fused",)), "liger": ({"kernels": "fused"}, ("rope", "rms_norm,swiglu")),
-    "engine": ({"gpus": 8}, ("ddp", "fsdp2", "deepspeed")),
+    "engine": ({"gpus": 8}, ("ddp", "fsdp2", "deepspeed", "fsdp1")),
     "freeze": ({}, ("embeddings", "first:2")), "lora_rank": ({}, (2, 8)), "lora_targets": (ADAPTED, ("all-linear",)),
     "lora_dropout": (ADAPTED, (0.1,)), "lora_bias": (ADAPTED, ("all",)), "adapter_dtype": (ADAPTED, ("fp32",)),
     "dora": (ADAPTED, (True,)), "modules_to_save": (ADAPTED, ("lm_head",)),

@@ -34,6 +34,10 @@ SETUPS: tuple[dict[str, Any], ...] = (
     {"engine": "megatron", "zero": 1, "cp": 2},
     {"engine": "megatron", "attention": "eager"},
     {"engine": "megatron", "precision": "fp16-mixed"},
+    {"engine": "fsdp1", "clip_grad_norm": True},
+    {"engine": "fsdp1", "zero": 2, "use_orig_params": False, "global_batch_size": 16},
+    {"engine": "data-parallel"},
+    {"engine": "parameter-server"},
 )
 
 

@@ -28,6 +28,7 @@ NAMES = [
     "zero-plus-plus",
     "ddp",
     "fsdp",
+    "fsdp1",
     "activations",
     "recompute",
     "tensor-parallel",

@@ -162,7 +162,7 @@ use_cpu: false
 
 @pytest.mark.parametrize(
     ("kind", "precision", "engine"),
-    [("NO", "no", "none"), ("MULTI_GPU", "bf16", "ddp"), ("FSDP", "fp16", "fsdp2"), ("DEEPSPEED", "bf16", "deepspeed")],
+    [("NO", "no", "none"), ("MULTI_GPU", "bf16", "ddp"), ("FSDP", "fp16", "fsdp1"), ("DEEPSPEED", "bf16", "deepspeed")],
 )
 def test_a_file_as_accelerate_writes_it(tmp_path: Path, kind: str, precision: str, engine: str) -> None:
     sections = "deepspeed_config: {}\nfsdp_config: {}\nmegatron_lm_config: {}\ndynamo_config: {}"

@@ -14,13 +14,14 @@ from memcalc.formats.found import ACCUMULATION
 # FSDP.
 
 
-def test_version_1_is_estimated_as_version_2() -> None:
+def test_version_1() -> None:
     found = read("acc.yaml", fsdp(fsdp_sharding_strategy="SHARD_GRAD_OP", fsdp_offload_params="true"))
     assert values(found) == {
-        "engine": "fsdp2", "gpus": 8, "gpus_per_node": 8, "precision": "bf16-mixed", "grad_dtype": "bf16", "zero": 2,
+        "engine": "fsdp1", "use_orig_params": True, "backward_prefetch": "none", "forward_prefetch": False,
+        "gpus": 8, "gpus_per_node": 8, "precision": "bf16-mixed", "grad_dtype": "bf16", "zero": 2,
         "offload_params": "cpu", "offload_optimizer": "cpu",
     }  # fmt: skip
-    assert found.notes == ("fsdp_config.fsdp_version is not given: FSDP1, estimated as FSDP2.",)
+    assert found.notes == ()
     assert found.options["zero"].where == "acc.yaml: fsdp_config.fsdp_sharding_strategy"
 
 
@@ -59,8 +60,6 @@ def test_version_2() -> None:
         ({"fsdp_transformer_layer_cls_to_wrap": "MixtralSparseMoeBlock"}, "MixtralSparseMoeBlock"),
         ({"fsdp_version": 2, "fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "fsdp_sharding_strategy"),
         ({"fsdp_version": 1, "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, "fsdp_reshard_after_forward"),
-        ({"fsdp_version": 1, "fsdp_forward_prefetch": True}, "fsdp_forward_prefetch"),
-        ({"fsdp_version": 1, "fsdp_backward_prefetch": "NO_PREFETCH"}, "fsdp_backward_prefetch NO_PREFETCH"),
         ({"fsdp_ignored_modules": ".*head"}, "fsdp_ignored_modules"),
         ({"fsdp_wrap_policy": "layers"}, "fsdp_config.fsdp_wrap_policy: not read"),
         (
@@ -94,6 +93,8 @@ def test_layers_are_units(classes: object) -> None:
             "needs fsdp_version 2",
         ),
         ({"fsdp_offload_params": "maybe"}, "fsdp_offload_params 'maybe'"),
+        ({"fsdp_backward_prefetch": "NEVER"}, "fsdp_backward_prefetch 'NEVER'"),
+        ({"fsdp_use_orig_params": "perhaps"}, "fsdp_use_orig_params 'perhaps'"),
     ],
 )
 def test_what_fsdp_refuses(keys: dict[str, Any], word: str) -> None:

@@ -122,8 +122,7 @@ def test_quantised_bases() -> None:
 def test_fsdp() -> None:
     old = read("ax.yml", FILE | {"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}})
     got = values(old)
-    assert (got["engine"], got["zero"], got["offload_params"], got["precision"]) == ("fsdp2", 3, "cpu", "bf16-mixed")
-    assert "FSDP 1" in " ".join(old.notes)
+    assert (got["engine"], got["zero"], got["offload_params"], got["precision"]) == ("fsdp1", 3, "cpu", "bf16-mixed")
     new = read(
         "ax.yml",
         FILE | {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": False, "activation_checkpointing": True}},

@@ -120,8 +120,11 @@ def test_the_parser_resolves_the_same() -> None:
             continue
         sharded += 1
         assert got["precision"] == ("bf16-mixed" if mixed else "fp32")
+        first = plugin["fsdp_version"] == 1
+        assert got.get("use_orig_params", False) == (first and plugin["use_orig_params"])
+        assert got.get("backward_prefetch") == ("none" if first else None)
         assert (got["engine"], got["zero"]) == (
-            "fsdp2",
+            "fsdp1" if first else "fsdp2",
             2 if plugin["reshard_after_forward"] in (False, "shard_grad_op", "False") else 3,
         )
         assert got.get("offload_params") == ("cpu" if plugin.get("cpu_offload") else None)
@@ -285,7 +288,7 @@ def test_fsdp() -> None:
     assert "engine" not in of(fsdp="", fsdp_config={"min_num_params": 0})
     assert "engine" not in of(fsdp_config={"reshard_after_forward": True})
     assert "allowed" in refusal(PLAIN | {"fsdp": "sharded"})
-    assert any("FSDP 1" in note for note in read("f.yaml", PLAIN | {"fsdp": True, "fsdp_config": {"version": 1}}).notes)
+    assert of(fsdp=True, fsdp_config={"version": 1})["engine"] == "fsdp1"
 
 
 def test_liger() -> None:

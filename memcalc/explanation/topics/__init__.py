@@ -18,6 +18,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "zero",
         "zero-plus-plus",
         "fsdp",
+        "fsdp1",
         "activations",
         "recompute",
         "batch-and-sequence",

@@ -39,13 +39,21 @@ OUTPUTS: Final = Rule(
     ),
     quoted=Quoted({"n": 8, "b": 1, "s": 2048, "V": 32000}, 1_048_576_000, 0, _TORCH),
 )
-_EVERYWHERE: Final = Words("optimizer states of each GPU with DDP", "使用 DDP 时每张 GPU 的优化器状态")
+_STATES: Final = Words("optimizer states of the first GPU", "第一张 GPU 的优化器状态")
+_LOGITS: Final = Words("logits gathered on the first GPU", "收集到第一张 GPU 的 logits")
 
 
 def optimizer_states(asked: Asked) -> Step:
-    """Return the optimizer states of a GPU."""
+    """Return the optimizer states of the first GPU."""
     parts = {"optimizer_states": asked.report.total("optimizer_states")}
-    return exact_step(asked, _EVERYWHERE, parts)
+    return exact_step(asked, _STATES, parts)
+
+
+def gathered_logits(asked: Asked) -> Step:
+    """Return the logits of all replicas on the first GPU."""
+    from memcalc.engines.data_parallel.engine import gathered_logits_of
+
+    return exact_step(asked, _LOGITS, {"logits": gathered_logits_of(asked.report.model, asked.report.setup)})
 
 
 TOPIC: Final = Topic(
@@ -69,8 +77,8 @@ TOPIC: Final = Topic(
             "因此第一张 GPU 最满，能用的批次大小由它决定。torch 建议即使在单机内也使用 DDP。",
         ),
         Words(
-            "memcalc has no DataParallel engine; the exact numbers here are DDP's.",
-            "memcalc 没有 DataParallel 引擎；这里的精确值是 DDP 的。",
+            "The exact numbers are of --engine data-parallel: the rows of its first GPU.",
+            "精确值来自 --engine data-parallel：第一张 GPU 的各行。",
         ),
     ),
     cases=(
@@ -78,16 +86,16 @@ TOPIC: Final = Topic(
             STATES,
             optimizer_states,
             Words("With fp32 weights there is no master.", "权重为 fp32 时没有主权重。"),
-            {"engine": "ddp"},
+            {"engine": "data-parallel"},
         ),
         Case(
             OUTPUTS,
-            None,
+            gathered_logits,
             Words(
-                "With DDP each GPU has the logits of its own sequences and gathers none.",
-                "使用 DDP 时每张 GPU 只有自己序列的 logits，不做收集。",
+                "In fp32 they are twice as large. With DDP each GPU has the logits of its own sequences and gathers none.",
+                "fp32 时为两倍。使用 DDP 时每张 GPU 只有自己序列的 logits，不做收集。",
             ),
-            {"engine": "ddp"},
+            {"engine": "data-parallel"},
         ),
     ),
     options={"gpus": 8},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from memcalc.explanation.exact import sent_over
-from memcalc.explanation.topic import Case, Quoted, Rule, Topic
+from memcalc.explanation.exact import exact_step, sent_over
+from memcalc.explanation.step import Step
+from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
 _LI: Final = (
@@ -35,6 +36,18 @@ WORKER: Final = Rule(
     quoted=Quoted({"Φ": 7e9}, 14e9, 0, _LI),
 )
 
+_AT_SERVER: Final = Words("through the busiest server", "经过最忙的服务器")
+
+
+def through_server(asked: Asked) -> Step:
+    """Return the bytes that the busiest server receives and sends in a step."""
+    from memcalc.engines.parameter_server import traffic_of_a_server
+
+    traffic = traffic_of_a_server(asked.report.model, asked.report.setup)
+    return exact_step(asked, _AT_SERVER, traffic._asdict())
+
+
+_ENGINE: Final = {"engine": "parameter-server", "precision": "bf16-mixed"}
 TOPIC: Final = Topic(
     name="parameter-server",
     title=Words("Parameter servers", "参数服务器"),
@@ -48,19 +61,21 @@ TOPIC: Final = Topic(
             "每张 GPU 的收发量最多是其梯度的两倍。",
         ),
         Words(
-            "memcalc has no parameter server; the exact numbers here are the ring's, with DDP.",
-            "memcalc 没有参数服务器引擎；这里的精确值是 DDP 的环形 all-reduce。",
+            "Here the numbers are of --engine parameter-server, whose --servers divide the parameters. With DDP each GPU of a "
+            "ring sends 2·(n-1)/n times its gradients, whatever n is.",
+            "这里的数值来自 --engine parameter-server，其 --servers 平分参数。用 DDP 时，环中每张 GPU 发送 2·(n-1)/n 倍梯度，"
+            "与 n 无关。",
         ),
     ),
     cases=(
         Case(
             SERVER,
-            sent_over("dp"),
+            through_server,
             Words(
-                "This is what each GPU of a ring sends: it does not grow with n.",
-                "这是环中每张 GPU 的发送量：不随 n 增长。",
+                "More --servers divide this; a ring has no such place.",
+                "增加 --servers 可以分担；环形算法没有这样的瓶颈。",
             ),
-            {"engine": "ddp", "precision": "bf16-mixed"},
+            _ENGINE,
         ),
         Case(
             WORKER,
@@ -69,7 +84,7 @@ TOPIC: Final = Topic(
                 "A GPU of a ring sends more than a worker does, since the GPUs do the server's work among themselves.",
                 "环中的 GPU 比 worker 发送得多，因为它们分担了服务器的工作。",
             ),
-            {"engine": "ddp", "precision": "bf16-mixed"},
+            _ENGINE,
         ),
     ),
     options={"gpus": 8},

@@ -1,0 +1,98 @@
+"""Setup options of one engine or library, which `--help-all` lists at its end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from memcalc.cli.options import KNOBS, option
+
+CublasWorkspaceConfig = Annotated[
+    str | None,
+    option(
+        "The job's environment variable CUBLAS_WORKSPACE_CONFIG, such as :4096:8. (default: torch's sizes for the GPU)",
+        KNOBS,
+        "--cublas-workspace-config",
+    ),
+]
+TeWorkspaces = Annotated[
+    int | None,
+    option(
+        "Transformer Engine's cuBLAS workspaces: 0 with --transformer-impl local, 1, or 5 with grouped products of experts. "
+        "(default: 1; with experts 5)",
+        KNOBS,
+        "--te-workspaces",
+    ),
+]
+ZeroQuantizedWeights = Annotated[
+    bool,
+    option("ZeRO-3 gathers weights as int8 codes (ZeRO++'s qwZ). (default: off)", KNOBS, "--zero-quantized-weights"),
+]
+ZeroQuantizedGradients = Annotated[
+    bool,
+    option(
+        "ZeRO-3 reduces gradients between nodes as int4 codes (ZeRO++'s qgZ). (default: off)",
+        KNOBS,
+        "--zero-quantized-gradients",
+    ),
+]
+ZeroHpzPartitionSize = Annotated[
+    int | None,
+    option(
+        "Ranks that share ZeRO-3's second partition of the weights (ZeRO++'s hpZ). (default: 1, none)",
+        KNOBS,
+        "--zero-hpz-partition-size",
+    ),
+]
+UseOrigParams = Annotated[
+    bool | None,
+    option(
+        "FSDP1's optimizer sees the original parameters, not flat ones. (default: on, as with accelerate launch)",
+        KNOBS,
+        "--use-orig-params/--no-use-orig-params",
+    ),
+]
+BackwardPrefetch = Annotated[
+    str | None,
+    option(
+        "When FSDP1 gathers the layer of the next backward: pre, post, none. (default: pre)",
+        KNOBS,
+        "--backward-prefetch",
+    ),
+]
+ForwardPrefetch = Annotated[
+    bool | None,
+    option(
+        "FSDP1 gathers the next layer before a layer's forward. (default: off)",
+        KNOBS,
+        "--forward-prefetch/--no-forward-prefetch",
+    ),
+]
+Servers = Annotated[
+    int | None,
+    option("Parameter servers beside the workers. (default: 1 with engine parameter-server)", KNOBS, "--servers"),
+]
+TpDims = Annotated[
+    str | None,
+    option(
+        "Dimensions of the grid of tensor parallel ranks, as in Colossal-AI: 1, 2 (tp = q²), 2.5 (tp = d·q²), 3 (tp = l³). "
+        "(default: 1)",
+        KNOBS,
+        "--tp-dims",
+    ),
+]
+TpDepth = Annotated[
+    int | None,
+    option(
+        "The squares d of --tp-dims 2.5. (default: the most with tp = d·q² and d up to q)",
+        KNOBS,
+        "--tp-depth",
+    ),
+]
+AutoTp = Annotated[
+    bool,
+    option(
+        "DeepSpeed's AutoTP cuts transformers' modules (tensor_parallel: autotp_size), not a GPTModel.",
+        KNOBS,
+        "--autotp",
+    ),
+]

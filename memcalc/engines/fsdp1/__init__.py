@@ -1,0 +1,1 @@
+"""FSDP1: `FullyShardedDataParallel`, whose units are flat parameters."""
