@@ -21,6 +21,7 @@ OPTIONS = (
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
     "--max-reuse-distance", "--param-persistence-threshold", "--prefetch-bucket-size", "--sub-group-size", "--overlap-comm",
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
+    "--comm-hook", "--powersgd-rank", "--compression-phase",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--clip-grad-norm",
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
@@ -53,6 +54,8 @@ VALUES = {
     "--quantize": "none nf4 fp4 int8",
     "--quantize-compute-dtype": "fp32 bf16 fp16",
     "--task": "pretrain sft dpo kto ppo grpo",
+    "--comm-hook": "fp16 bf16 powersgd batched-powersgd",
+    "--compression-phase": "warmup compressed",
     "--engine": "none ddp fsdp2 deepspeed megatron",
 }
 
@@ -64,7 +67,7 @@ DEFAULTS: dict[str, Any] = {
     "max_reuse_distance": None, "param_persistence_threshold": None, "prefetch_bucket_size": None,
     "sub_group_size": None, "overlap_comm": None, "gradient_accumulation_fusion": None,
     "attention_mask_in_dataloader": None, "micro_batch_size": 1,
-    "sync_each_micro_batch": None,
+    "sync_each_micro_batch": None, "comm_hook": None, "powersgd_rank": None, "compression_phase": None,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "clip_grad_norm": False,
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",

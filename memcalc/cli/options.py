@@ -126,6 +126,25 @@ SyncEachMicroBatch = Annotated[
         "--sync-each-micro-batch/--no-sync-each-micro-batch",
     ),
 ]
+CommHook = Annotated[
+    str | None,
+    option(
+        "DDP's communication hook: fp16, bf16 (buckets are sent in it), powersgd, batched-powersgd. (default: none)",
+        KNOBS,
+        "--comm-hook",
+    ),
+]
+PowerSgdRank = Annotated[
+    int | None, option("The rank of PowerSGD's matrices. (default: 1, PowerSGDState's)", KNOBS, "--powersgd-rank")
+]
+CompressionPhase = Annotated[
+    str | None,
+    option(
+        "The phase to report where communication is compressed after a warm-up: warmup, compressed. (default: compressed)",
+        KNOBS,
+        "--compression-phase",
+    ),
+]
 Schedule = Annotated[
     str | None,
     option("gpipe, 1f1b, interleaved; with fsdp2 also zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule"),

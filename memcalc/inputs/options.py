@@ -55,6 +55,9 @@ class Options(NamedTuple):
     gradient_accumulation_fusion: bool | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
+    comm_hook: str | None = None
+    powersgd_rank: int | None = None
+    compression_phase: str | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -109,6 +112,8 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "task": ("pretrain", "sft", "dpo", "kto", "ppo", "grpo"),
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_params": ("none", "cpu", "nvme"),
+    "comm_hook": ("fp16", "bf16", "powersgd", "batched-powersgd"),
+    "compression_phase": ("warmup", "compressed"),
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip
@@ -130,6 +135,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     ),
     "pp_rank": (0, 10**6),
     "lora_rank": (0, 10**6),
+    "powersgd_rank": (1, 10**6),
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),
     "seq_len": (1, 10**8),

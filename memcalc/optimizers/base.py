@@ -78,6 +78,9 @@ class Optimizer(ABC):
     takes_stage_0: ClassVar[bool] = True
     """False if DeepSpeed's stage 0 is not modelled with this optimizer: its FP16_UnfusedOptimizer is another program."""
 
+    compresses: ClassVar[bool] = False
+    """True if it reduces gradients or moments itself, compressed after a warm-up: DeepSpeed's 1-bit optimizers."""
+
     makes_states_in_turn: ClassVar[bool] = False
     """True if the first step makes a parameter's states when it comes to that parameter, not those of all before."""
 

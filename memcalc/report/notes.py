@@ -30,6 +30,7 @@ def notes(report: Report) -> list[str]:
         *_of_dora(report),
         *_of_decompositions(report),
         *_of_attention(report),
+        *_of_compression(report),
     ]
 
 
@@ -100,6 +101,15 @@ def _of_task(report: Report) -> list[str]:
     if peak is not None:
         out.append(f"{s.task}: the reference's forward peaks at {show_bytes(peak)}, the policy's activations included")
     return out
+
+
+def _of_compression(report: Report) -> list[str]:
+    """Return the notes on compressed communication."""
+    if (report.setup.comm_hook, report.setup.compression_phase) == (None, None):
+        return []
+    from memcalc.report.compression_notes import compression_notes
+
+    return compression_notes(report)
 
 
 def _of_decompositions(report: Report) -> list[str]:

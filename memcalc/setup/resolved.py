@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
+from memcalc.optimizers import OPTIMIZERS
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.methods import (
@@ -42,6 +43,7 @@ from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
+    from memcalc.setup.compression import Compression as _Compression
 
 
 def resolve(options: Options, model: Model | None) -> Setup:
@@ -110,6 +112,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
+        **_compression(options, engine),
         attention=attention,
         cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,
@@ -204,6 +207,16 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     if engine == "deepspeed":
         check_optimizer_of_deepspeed(options, states_only=model is None)
     return engine
+
+
+def _compression(options: Options, engine: str) -> _Compression:
+    """Return the options of compressed communication, all None if nothing is compressed."""
+    given = options.comm_hook, options.powersgd_rank, options.compression_phase
+    if given == (None, None, None) and not OPTIMIZERS[options.optimizer].compresses:
+        return {"comm_hook": None, "powersgd_rank": None, "compression_phase": None}
+    from memcalc.setup.compression import compression_options
+
+    return compression_options(options, engine)
 
 
 def _shard_group(options: Options, dp: int, engine: str) -> int:

@@ -58,6 +58,12 @@ class Setup(NamedTuple):
     attention_mask_in_dataloader: bool | None
     sync_each_micro_batch: bool | None
     """True if DDP and FSDP2 reduce after every micro-batch; None if another engine or a pipeline's schedule decides."""
+    comm_hook: str | None
+    """What DDP does with a bucket instead of an all-reduce (`register_comm_hook`); None: nothing else."""
+    powersgd_rank: int | None
+    """The rank of PowerSGD's matrices; None without PowerSGD."""
+    compression_phase: str | None
+    """The phase of a run that is reported, if its communication is compressed after a warm-up: warmup, compressed."""
     attention: str | None
     cross_entropy: str | None
     padded: bool

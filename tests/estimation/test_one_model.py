@@ -16,6 +16,7 @@ ZERO_3 = ZERO | {"zero": 3}
 MEGATRON: dict[str, Any] = {"engine": "megatron", "gpus": 8, "precision": "bf16-mixed", "attention": "flash"}
 FSDP: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 8}
 PIPED = FSDP | {"pp": 2, "global_batch_size": 64}
+HOOKED: dict[str, Any] = {"engine": "ddp", "gpus": 4, "precision": "fp32", "comm_hook": "powersgd"}
 ADAPTED: dict[str, Any] = {"lora_rank": 4, "precision": "bf16"}
 QUANTISED: dict[str, Any] = {
     "lora_rank": 4, "quantize": "nf4", "base_dtype": "bf16", "precision": "bf16-autocast", "quantize_compute_dtype": "bf16",
@@ -35,6 +36,8 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "max_live_parameters": (ZERO_3, (1000,)), "max_reuse_distance": (ZERO_3, (0,)),
     "param_persistence_threshold": (ZERO_3, (0, 10**6)), "prefetch_bucket_size": (ZERO_3, (0,)),
     "sub_group_size": (ZERO_3, (1000,)), "overlap_comm": (ZERO | {"zero": 2}, (True,)),
+    "comm_hook": (HOOKED, ("fp16", "batched-powersgd")), "powersgd_rank": (HOOKED, (2, 4)),
+    "compression_phase": (HOOKED, ("warmup",)),
     "sync_each_micro_batch": (FSDP | {"global_batch_size": 16}, (False,)),
     "attention": ({}, ("eager",)), "cross_entropy": ({}, ("fused", "chunked", "flash", "liger")), "padded": ({}, (True,)),
     "kernels": ({}, ("fused",)), "liger": ({"kernels": "fused"}, ("rope", "rms_norm,swiglu")),

@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "task": ("pretrain", "dpo", "kto"), "precompute_reference": (True, False),
     "offload_optimizer": ("none", "cpu", "nvme"), "offload_params": ("none", "cpu", "nvme"),
     "dora": (True,), "modules_to_save": ("lm_head",),
+    "comm_hook": ("fp16", "powersgd"), "powersgd_rank": (1, 4), "compression_phase": ("warmup", "compressed"),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}
