@@ -6,6 +6,7 @@ registry; nothing else has to be registered.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -131,8 +132,17 @@ OPTIMIZERS: Final[Registry[Any]] = Registry(
         "galore-adamw",
     ),
     partial(constant, "OPTIMIZER", "name"),
-    helpers=("bitsandbytes", "low_rank"),
+    helpers=("bitsandbytes", "low_rank", "of_deepspeed"),
 )
+OF_DEEPSPEED: Final[Registry[Any]] = Registry(
+    "memcalc.optimizers.of_deepspeed",
+    ("lamb", "onebit-adam", "onebit-lamb", "zero-one-adam"),
+    partial(constant, "OPTIMIZER", "name"),
+    helpers=("compressed_allreduce", "one_bit"),
+)
+"""The optimizers that run in DeepSpeed's engine alone."""
+EVERY_OPTIMIZER: Final[ChainMap[str, Any]] = ChainMap(OF_DEEPSPEED, OPTIMIZERS)  # type: ignore[arg-type]
+"""All optimizers; those that run in every engine come first."""
 ENGINES: Final[Registry[Any]] = Registry(
     "memcalc.engines",
     ("none", "ddp", "fsdp2", "deepspeed", "megatron"),

@@ -57,6 +57,7 @@ def validate(
 
     model = o.model_of(name, model)
     given = o.setup_of(setup)
+    _check_compression(given)
     has_file = any(name in given for name in FILES)
     if (model is None) == (suite is None) and not (suite is None and has_file):
         raise InputError("--model or --suite: exactly one of them is needed")
@@ -95,3 +96,15 @@ def validate(
         import json as library
 
         print(library.dumps(document, indent=1, ensure_ascii=False))
+
+
+def _check_compression(given: dict[str, Any]) -> None:
+    """Raise InputError for compressed communication, which is not run."""
+    from memcalc.errors import InputError
+    from memcalc.registry import OF_DEEPSPEED
+
+    why = "is not run by validate; allowed: without it, or memcalc estimate"
+    if "comm_hook" in given:
+        raise InputError(f"--comm-hook {given['comm_hook']}: {why}")
+    if given.get("optimizer") in OF_DEEPSPEED:
+        raise InputError(f"--optimizer {given['optimizer']}: {why}")

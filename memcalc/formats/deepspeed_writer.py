@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from memcalc.formats.deepspeed_names import OWN_OPTIMIZERS
 from memcalc.formats.unsaid import unsaid
 from memcalc.formats.written import Written
 from memcalc.inputs.options import refuse
@@ -49,6 +50,7 @@ _SAID: Final = frozenset({
 _OF_OPTIMIZER: Final = ("optimizer", "optimizer_implementation")
 _WHY: Final[Mapping[str, str]] = {
     "gpus": "the launcher starts the processes (deepspeed --num_gpus, torchrun)",
+    "compression_phase": "a run has both: the optimizer's freeze_step (var_freeze_step) is the first of the second one",
     "optimizer": "DeepSpeed cannot make it: the script hands it to deepspeed.initialize",
     "tp": "an argument of Megatron-DeepSpeed (--tensor-model-parallel-size)",
     "pp": "an argument of Megatron-DeepSpeed (--pipeline-model-parallel-size)",
@@ -105,6 +107,8 @@ def _optimizer(setup: Setup) -> dict[str, Any]:
         params |= {} if momentum is None else {"momentum": momentum}
         params |= {"fused": True} if setup.optimizer_implementation == "fused" else _loops(setup)
         return {"optimizer": {"type": "SGD", "params": params}, **leave}
+    if setup.optimizer in OWN_OPTIMIZERS:
+        return {"optimizer": {"type": OWN_OPTIMIZERS[setup.optimizer], "params": params}}
     return leave
 
 

@@ -35,7 +35,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "cp_comm_type", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "sync_each_micro_batch",
         "grad_dtype", "kernels", "attention", "optimizer_implementation", "gradient_accumulation_fusion",
         "attention_mask_in_dataloader", "reduce_bucket_size", "max_live_parameters", "max_reuse_distance",
-        "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size", "overlap_comm",
+        "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size", "overlap_comm", "comm_hook",
     ),
     "tp": ("sequence_parallel", "cross_entropy", "etp"),
     "pp": ("schedule", "virtual_stages", "first_stage_layers", "last_stage_layers"),

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from memcalc.errors import InputError, nearest, one_line
 from memcalc.inputs.gpu import AUTO
-from memcalc.registry import ENGINES, OPTIMIZERS
+from memcalc.registry import ENGINES, EVERY_OPTIMIZER
 
 
 class Options(NamedTuple):
@@ -99,7 +99,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
         "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
     ),
     "grad_dtype": ("fp32", "bf16", "fp16"),
-    "optimizer": OPTIMIZERS,
+    "optimizer": EVERY_OPTIMIZER,
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.attention import SCORES
 from memcalc.kernels.attention_on_gpu import fused_kernels
+from memcalc.registry import OF_DEEPSPEED
 from memcalc.report.input_notes import input_notes
 from memcalc.units import show_bytes
 
@@ -105,7 +106,9 @@ def _of_task(report: Report) -> list[str]:
 
 def _of_compression(report: Report) -> list[str]:
     """Return the notes on compressed communication."""
-    if (report.setup.comm_hook, report.setup.compression_phase) == (None, None):
+    if report.setup.comm_hook is None and not (
+        report.setup.optimizer in OF_DEEPSPEED and report.setup.engine == "deepspeed"
+    ):
         return []
     from memcalc.report.compression_notes import compression_notes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
-from memcalc.optimizers import OPTIMIZERS
+from memcalc.optimizers import load_optimizer
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.methods import (
@@ -23,7 +23,11 @@ from memcalc.setup.methods import (
     with_kernels_of_liger,
 )
 from memcalc.setup.offload_checks import check_offload
-from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
+from memcalc.setup.optimizer_checks import (
+    check_engine_of_optimizer,
+    check_optimizer_of_deepspeed,
+    check_optimizer_of_layers,
+)
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -182,11 +186,13 @@ def _pp_rank(options: Options) -> int | None:
 
 
 def _engine(options: Options, dp: int, model: Model | None) -> str:
-    engine = options.engine
+    engine, own = options.engine, load_optimizer(options.optimizer).only_engine
     parallel = max(options.tp, options.pp, options.cp, options.ep) > 1
     if engine is None:
         if model is not None and model.support.only_engine is not None:
             engine = model.support.only_engine
+        elif own is not None:
+            engine = own
         elif options.gpus == 1:
             engine = "none"
         elif parallel:
@@ -200,6 +206,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     check_stage(options, engine, states_only=model is None)
+    check_engine_of_optimizer(options, engine, states_only=model is None)
     if engine == "fsdp2":
         check_fsdp2(options, model)
     if engine == "ddp":
@@ -212,7 +219,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
 def _compression(options: Options, engine: str) -> _Compression:
     """Return the options of compressed communication, all None if nothing is compressed."""
     given = options.comm_hook, options.powersgd_rank, options.compression_phase
-    if given == (None, None, None) and not OPTIMIZERS[options.optimizer].compresses:
+    if given == (None, None, None) and not load_optimizer(options.optimizer).compresses:
         return {"comm_hook": None, "powersgd_rank": None, "compression_phase": None}
     from memcalc.setup.compression import compression_options
 

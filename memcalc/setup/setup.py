@@ -59,7 +59,7 @@ class Setup(NamedTuple):
     sync_each_micro_batch: bool | None
     """True if DDP and FSDP2 reduce after every micro-batch; None if another engine or a pipeline's schedule decides."""
     comm_hook: str | None
-    """What DDP does with a bucket instead of an all-reduce (`register_comm_hook`); None: nothing else."""
+    """The hook that DDP calls with a bucket instead of an all-reduce (`register_comm_hook`); None: nothing else."""
     powersgd_rank: int | None
     """The rank of PowerSGD's matrices; None without PowerSGD."""
     compression_phase: str | None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from memcalc.core.dims import numel
 from memcalc.core.dtypes import DType, fp32, fp64
+from memcalc.engines.deepspeed.own_optimizers import compressed_collectives, overflow_of_lamb
 from memcalc.engines.deepspeed.sub_groups import persistent, sub_groups_of
 from memcalc.engines.deepspeed.zero3_step import EXPERTS
 from memcalc.engines.deepspeed.zero_layout import (
@@ -49,8 +50,10 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         return []
     if setup.zero == 3:
         return _stage_3_collectives(model, setup)
-    if setup.zero == 0:
-        sent = [*_of_stage_0(model, setup), *_experts_norm(setup)]
+    if setup.compression_phase == "compressed":
+        sent = compressed_collectives(model, setup)
+    elif setup.zero == 0:
+        sent = [*_of_stage_0(model, setup), *_experts_norm(setup), *overflow_of_lamb(setup)]
     else:
         sent = [*_gradient_buckets(model, setup), *_scalars(setup, STAGE_12, model), *_gathers(model, setup)]
     return [collective for collective in sent if collective.group_size > 1]
