@@ -35,9 +35,10 @@ def adapted(model: Model, setup: Setup, held: Holdings) -> Holdings:
     optimizer = load_optimizer(setup.optimizer)
     if optimizer.only_engine is None:
         return held
-    always = held.always
-    if setup.optimizer in _BY_WEIGHT and setup.has_master_weights:
-        masters = weight_rows(model, fp32, "optimizer_states", "always", ": fp32 master", source=UNFUSED)
+    always, halved = held.always, setup.has_master_weights
+    if setup.optimizer in _BY_WEIGHT:
+        name = ": fp32 master"
+        masters = weight_rows(model, fp32, "optimizer_states", "always", name, source=UNFUSED, of=lambda _: halved)
         states = state_rows(setup, parameter_classes(model), fp32)
         always = (*(row for row in always if row.component != "optimizer_states"), *masters, *states)
     step = _step(model, setup, optimizer.among(setup.averaging, setup.compression_phase), held)

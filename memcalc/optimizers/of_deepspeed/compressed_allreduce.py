@@ -72,6 +72,7 @@ def compressed_allreduce(memory: Memory, sizes: Compressed) -> Tensor | None:
     scales = temporary(memory, of("ranks", sizes.ranks), fp32, "recvbuf_scale")
     temporary(memory, packed, uint8, "stacked signs")
     server = _averaged(memory, whole, chunk, sizes.ranks)
+    streams(memory, "compensated_server_m.add_", (chunk, fp32), (chunk, fp32), (chunk, fp32))
     server_scale = _scale(memory, chunk)
     _new_error(memory, chunk)
     server_signs = _packed(memory, chunk, of("padded/dp/8", sizes.chunk // 8))
@@ -101,7 +102,7 @@ def _new_error(memory: Memory, shape: Shape) -> None:
     del positive
     scaled = then(numbers, "signs · scale")
     del numbers
-    _streamed(memory, "signs", shape, fp32, boolean, boolean, fp32, fp32, fp32, fp32, fp32, fp32, fp32)
+    _streamed(memory, "signs", shape, boolean, boolean, *[fp32] * 8)
     error = then(scaled, "error")
     del scaled
     _streamed(memory, "error.sub", shape, fp32, fp32, fp32)

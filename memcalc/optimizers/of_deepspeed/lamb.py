@@ -31,7 +31,7 @@ class FusedLamb(Optimizer):
         out: list[State] = []
         for parameter in parameters:
             out += [like_parameter(name, parameter, dtype, _SOURCE) for name in ("exp_avg", "exp_avg_sq")]
-            out.append(State("lamb_coeff", parameter, (Dim("coefficient", 1),), fp32, parameter.count, _CUDA))
+            out.append(State("lamb_coeff", parameter, (), fp32, parameter.count, _CUDA))
         return out
 
     def step(

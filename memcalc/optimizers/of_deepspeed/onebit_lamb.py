@@ -102,7 +102,7 @@ class OnebitLamb(OneBit):
             streams(memory, "exp_avg.div_", moment, moment)
             gradient = _read_back(memory, moment)
             streams(memory, "exp_avg_sq_fresh.mul_", moment, moment)
-            streams(memory, "exp_avg_sq_fresh.addcmul_", moment, moment, moment, moment)
+            streams(memory, "exp_avg_sq_fresh.addcmul_", moment, moment, moment)
             denom = denominator(memory, moment)
             update = then(denom, "update")
             streams(memory, "update", moment, moment, moment)

@@ -96,3 +96,14 @@ def test_the_engine_is_deepspeed_by_default() -> None:
     assert memcalc.estimate(LLAMA, gpus=4, seq_len=16, optimizer="onebit-adam").setup.engine == "deepspeed"
     with pytest.raises(memcalc.InputError, match=r"--compression-phase warmup: .*--optimizer onebit-adam"):
         memcalc.estimate(LLAMA, gpus=4, seq_len=16, compression_phase="warmup")
+
+
+@pytest.mark.parametrize("optimizer", ["onebit-adam", "onebit-lamb", "zero-one-adam", "lamb"])
+def test_the_time_has_the_kernels_that_compress(optimizer: str) -> None:
+    how: dict[str, Any] = {"gpus": 16, "precision": "fp16-mixed", "gpu": "a100-80gb", "engine": "deepspeed"}
+    own = memcalc.estimate("gpt2-xl", optimizer=optimizer, **how).time
+    adam = memcalc.estimate("gpt2-xl", optimizer="adamw", **how).time
+    assert own is not None and adam is not None
+    assert own.breakdown["optimizer"] > adam.breakdown["optimizer"]  # type: ignore[union-attr]
+    sends_less = own.breakdown["exposed_communication"] < adam.breakdown["exposed_communication"] / 4  # type: ignore[union-attr]
+    assert sends_less == (optimizer != "lamb")
