@@ -24,6 +24,7 @@ from memcalc.tape.profile import gradient_order, gradients_in_order
 from memcalc.units import MIB
 
 if TYPE_CHECKING:
+    from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
     from memcalc.engines.base.comm_hooks import Bucket
     from memcalc.families.base.module import Weight
@@ -65,9 +66,10 @@ def hooked(model: Model, setup: Setup) -> tuple[list[Bucket], list[int]]:
     dtype, key = trained_dtype(model, setup), ("gradients in order", setup.autocast_dtype)
     if key not in model.profiles:
         model.profiles[key] = gradients_in_order(model.program, setup.autocast_dtype)
-    shapes = [tuple(dim.size for dim in shape) for _, shape in model.profiles[key]]
-    sizes = gradient_sizes(model, dtype.itemsize, setup.autocast_dtype)
+    gradients: list[Shape] = [shape for _, shape in model.profiles[key]]
+    sizes = [numel(shape)[0] * dtype.itemsize for shape in gradients]
     ends = _ends(sizes, buckets(sizes))
+    shapes = [tuple(dim.size for dim in shape) for shape in gradients]
     return [under_hook(setup, dtype, shapes[a:b]) for a, b in pairwise([0, *ends])], ends
 
 
@@ -86,23 +88,19 @@ def holdings(model: Model, setup: Setup) -> Holdings:
 
     found, ends = hooked(model, setup)
     dtype = trained_dtype(model, setup)
+    if not any(bucket.passing or bucket.kept for bucket in found):
+        return held
     *always, row = held.always
     whole = sum(bucket.whole for bucket in found)
     if whole * dtype.itemsize != row.nbytes:
         name = "DDP buckets (gradient_as_bucket_view=False), padded to squares"
         row = row._replace(name=name, shape=(Dim("squares", whole),))
     held = held._replace(always=(*always, row, *rows_of(found, dtype)), order=None)
-    if not any(bucket.passing for bucket in found):
-        return held
     if model.program.source:
-        return held._replace(flush=Flush(sum(_bytes_of_first(model, setup)), largest(found)))
+        first, *_ = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype))
+        return held._replace(flush=Flush(first, largest(found)))
     over = HookedBuckets(tuple(ends), tuple(bucket.passing for bucket in found), held.keeps_gradients)
     return held._replace(hooks=NoteKeptGradients(), over=over)
-
-
-def _bytes_of_first(model: Model, setup: Setup) -> list[int]:
-    """Return the bytes of the first bucket, alone in a list."""
-    return buckets(gradient_sizes(model, trained_dtype(model, setup).itemsize, setup.autocast_dtype))[:1]
 
 
 def _without_hook(model: Model, setup: Setup) -> Holdings:

@@ -110,3 +110,4 @@ def test_warmup_is_plain_ddp(hook: str) -> None:
     )
     assert report.phases == plain.phases
     assert report.collectives == plain.collectives
+    assert report.device == plain.device
