@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memcalc.explanation.topics.gradient_compression import CAST, ERRORS, SIGNS, TOPIC
+from memcalc.explanation.topics.gradient_compression import CAST, ERRORS, LOW_RANK, SIGNS, TOPIC
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import SMALL_LLAMAS, Draw, Setup, parameters, sharded_models
 from memcalc.quiz.of_cases import by_rule, exactly
@@ -21,6 +21,24 @@ def _small(draw: Draw) -> Setup:
 
 
 KINDS: Final = (
+    by_rule(
+        TOPIC,
+        CAST,
+        Words(
+            "how many bytes does each GPU send in a ring all-reduce of fp32 gradients that a hook of DDP casts to 16 bits?",
+            "DDP 的钩子把 fp32 梯度转成 16 位后做环形 all-reduce，每张 GPU 发送多少字节？",
+        ),
+        sharded_models,
+    ),
+    by_rule(
+        TOPIC,
+        LOW_RANK,
+        Words(
+            "how many times fewer numbers does PowerSGD of rank 1 send for the gradient of one matrix of the MLP, h by f?",
+            "对 MLP 的一个 h×f 矩阵，秩为 1 的 PowerSGD 发送的数是原来的几分之一（压缩比）？",
+        ),
+        sharded_models,
+    ),
     by_rule(
         TOPIC,
         SIGNS,
