@@ -109,6 +109,17 @@ def _engine(stem: str, module: Any) -> tuple[str, Any] | None:
     return (stem.replace("_", "-"), module) if hasattr(module, "holdings") else None
 
 
+class InTurn(ChainMap[str, Any]):
+    """Registries one after the other: names are looked for and listed in the order of the registries."""
+
+    def __init__(self, *registries: Registry[Any]) -> None:
+        super().__init__(*registries)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[str]:
+        for registry in self.maps:
+            yield from registry
+
+
 OPTIMIZERS: Final[Registry[Any]] = Registry(
     "memcalc.optimizers",
     (
@@ -141,7 +152,7 @@ OF_DEEPSPEED: Final[Registry[Any]] = Registry(
     helpers=("compressed_allreduce", "one_bit"),
 )
 """The optimizers that run in DeepSpeed's engine alone."""
-EVERY_OPTIMIZER: Final[ChainMap[str, Any]] = ChainMap(OF_DEEPSPEED, OPTIMIZERS)  # type: ignore[arg-type]
+EVERY_OPTIMIZER: Final = InTurn(OPTIMIZERS, OF_DEEPSPEED)
 """All optimizers; those that run in every engine come first."""
 ENGINES: Final[Registry[Any]] = Registry(
     "memcalc.engines",

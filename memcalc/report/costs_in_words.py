@@ -50,7 +50,7 @@ _PACKAGES: Final = {
     },
     "optimizer": {"lion": "lion-pytorch", "apollo-adamw": "apollo-torch", "galore-adamw": "galore-torch"}
     | {name: "bitsandbytes" for name in OPTIMIZERS if name.endswith("-8bit") or name.startswith("paged-")}
-    | {name: "deepspeed" if name == "lamb" else "deepspeed<=0.19.6" for name in OF_DEEPSPEED},
+    | {name: "deepspeed" if name == "lamb" else "deepspeed<=0.19.6" for name in OF_DEEPSPEED.known},
 }
 """The package that an option's value needs besides torch and transformers. Megatron's kernels need none of these."""
 

@@ -107,7 +107,7 @@ def _of_task(report: Report) -> list[str]:
 def _of_compression(report: Report) -> list[str]:
     """Return the notes on compressed communication."""
     if report.setup.comm_hook is None and not (
-        report.setup.optimizer in OF_DEEPSPEED and report.setup.engine == "deepspeed"
+        report.setup.optimizer in OF_DEEPSPEED.known and report.setup.engine == "deepspeed"
     ):
         return []
     from memcalc.report.compression_notes import compression_notes

@@ -20,7 +20,7 @@ from memcalc.core.dtypes import DType, boolean, fp32, fp64
 from memcalc.core.ops.matmul import linear
 from memcalc.core.rows import Row, shard
 from memcalc.engines.base.holdings import Flush, Holdings, input_rows, state_rows, step_temporaries, weight_rows
-from memcalc.engines.deepspeed import offloaded, own_optimizers
+from memcalc.engines.deepspeed import offloaded
 from memcalc.engines.deepspeed.collectives import collectives, textbook
 from memcalc.engines.deepspeed.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.deepspeed.notes import NoteGradients, NoteModules
@@ -56,7 +56,7 @@ from memcalc.engines.deepspeed.zero_layout import (
     unreached,
     whole_of,
 )
-from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam, temporaries_of_step
+from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam, temporaries_of_step, with_own_optimizer
 from memcalc.engines.deepspeed.zero_partitions import (
     block,
     flat_states,
@@ -84,7 +84,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     """Return what a rank holds. Weights are cast, buffers stay as loaded (engine.py, _cast_module_mixed_precision)."""
     stages = {0: _stage_0, 3: _stage_3}
     stage = offloaded.stages_1_2 if setup.offloads and setup.zero < 3 else stages.get(setup.zero, _stages_1_2)
-    held = own_optimizers.adapted(model, setup, stage(model, setup))
+    held = with_own_optimizer(model, setup, stage(model, setup))
     return held._replace(buffer_dtype=fp32, others=tuple(one._replace(buffer_dtype=fp32) for one in held.others))
 
 

@@ -31,10 +31,8 @@ _BY_WEIGHT: Final = ("lamb", "onebit-lamb")
 
 
 def adapted(model: Model, setup: Setup, held: Holdings) -> Holdings:
-    """Return what stage 0 holds with one of these optimizers, `held` with any other."""
+    """Return what stage 0 holds with one of these optimizers."""
     optimizer = load_optimizer(setup.optimizer)
-    if optimizer.only_engine is None:
-        return held
     always, halved = held.always, setup.has_master_weights
     if setup.optimizer in _BY_WEIGHT:
         name = ": fp32 master"
@@ -122,7 +120,7 @@ def compressed_collectives(model: Model, setup: Setup) -> list[Collective]:
 
 def overflow_of_lamb(setup: Setup) -> list[Collective]:
     """Return what FusedLamb's 16-bit gradients add to a step: a flag whether one overflowed on any rank."""
-    return _flag(setup, "fp32", 4, "check_using_norm") if setup.optimizer == "lamb" else []
+    return _flag(setup, "fp32", 4, "check_using_norm")
 
 
 def _flag(setup: Setup, dtype: str, nbytes: int, function: str) -> list[Collective]:
