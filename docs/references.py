@@ -25,20 +25,25 @@ GENERATED = {"references.md"}
 PAPERS: dict[str, str] = {
     "1804.04235": "Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
     "1811.06965": "Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+    "1904.00962": "You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 minutes (LAMB)",
+    "1905.13727": "Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
     "1909.08053": "Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
     "1910.02054": "Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
     "2001.08361": "Kaplan et al., Scaling Laws for Neural Language Models",
     "2005.14165": "Brown et al., Language Models are Few-Shot Learners (GPT-3)",
     "2006.09503": "Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training (PipeDream-2BW)",
     "2006.16668": "Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding",
+    "2102.02888": "Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
     "2007.01045": "Fan et al., DAPPLE: A Pipelined Data Parallel Approach for Training Large Models",
     "2104.05343": "Xu et al., Optimus: An Efficient 2D Method for Training Super-Large Deep Learning Models",
     "2105.14450": "Bian et al., Maximizing Parallelism in Distributed Training for Huge Neural Networks",
     "2105.14500": "Wang et al., Tesseract: 2.5-Dimensional Distributed Model Training",
     "2104.04473": "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    "2104.06069": "Li et al., 1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training",
     "2106.09685": "Hu et al., LoRA: Low-Rank Adaptation of Large Language Models",
     "2107.06925": "Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
     "2110.02861": "Dettmers et al., 8-bit Optimizers via Block-wise Quantization",
+    "2202.06009": "Lu et al., Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam",
     "2203.13474": "Nijkamp et al., CodeGen",
     "2204.02311": "Chowdhery et al., PaLM: Scaling Language Modeling with Pathways",
     "2205.00119": "Zhang et al., MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud",
@@ -94,7 +99,7 @@ PROJECTS = (
             r"(transformer_engine/|pytorch/|dot_product_attention/(b|u|c))",
             ("memcalc/megatron/context_parallel", "memcalc/kernels/unfused_attention.py"), "transformer-engine"),
     Project("DeepSpeed", "github.com/deepspeedai/DeepSpeed",
-            r"(deepspeed/|runtime/|zero/(stage|part|config)|\.\./comm|moe/(utils|ep_)|ops/(adam|triton)|fp16/|stage3|stage_1|"
+            r"(deepspeed/|runtime/|zero/(stage|part|config)|\.\./comm|moe/(utils|ep_)|ops/(adam|lamb|triton)|csrc/lamb|fp16/|stage3|stage_1|"
             r"partition(ed)?_|parameter_off|parallel_state_sp|utils/z3|module_inject|accelerator/|swiglu_triton|base_optim|"
             r"csrc/quantization|pt_binding|utils/groups|coalesced_coll)",
             ("memcalc/engines/deepspeed", "memcalc/layout/auto_ep"), "deepspeed"),
@@ -129,7 +134,7 @@ PROJECTS = (
     Project("lion-pytorch", "github.com/lucidrains/lion-pytorch", r"lion_pytorch/", package="lion-pytorch"),
     Project("PyTorch", "github.com/pytorch/pytorch",
             r"(torch/|distributed/tensor/|tools/|aten/|native/|c10|csrc/|nn/|functions/|autocast|derivatives|Functions|CUDACaching|Cublas|sdp_utils|Loss|"
-            r"Grouped|input_buffer|_fsdp|_attention|schedules|stage\.py|distributed\.py|distributed/parallel|transformer\.h|tensor\.cpp)",
+            r"Grouped|input_buffer|default_hooks|powerSGD|_fsdp|_attention|schedules|stage\.py|distributed\.py|distributed/parallel|transformer\.h|tensor\.cpp)",
             ("memcalc/core", "memcalc/engines/fsdp2", "memcalc/engines/ddp.py", "memcalc/pipelining", "memcalc/device",
              "memcalc/optimizers", "memcalc/validate", "memcalc/layout"), "torch"),
 )  # fmt: skip

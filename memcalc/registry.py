@@ -6,6 +6,7 @@ registry; nothing else has to be registered.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -108,6 +109,17 @@ def _engine(stem: str, module: Any) -> tuple[str, Any] | None:
     return (stem.replace("_", "-"), module) if hasattr(module, "holdings") else None
 
 
+class InTurn(ChainMap[str, Any]):
+    """Registries one after the other: names are looked for and listed in the order of the registries."""
+
+    def __init__(self, *registries: Registry[Any]) -> None:
+        super().__init__(*registries)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[str]:
+        for registry in self.maps:
+            yield from registry
+
+
 OPTIMIZERS: Final[Registry[Any]] = Registry(
     "memcalc.optimizers",
     (
@@ -131,8 +143,17 @@ OPTIMIZERS: Final[Registry[Any]] = Registry(
         "galore-adamw",
     ),
     partial(constant, "OPTIMIZER", "name"),
-    helpers=("bitsandbytes", "low_rank"),
+    helpers=("bitsandbytes", "low_rank", "of_deepspeed"),
 )
+OF_DEEPSPEED: Final[Registry[Any]] = Registry(
+    "memcalc.optimizers.of_deepspeed",
+    ("lamb", "onebit-adam", "onebit-lamb", "zero-one-adam"),
+    partial(constant, "OPTIMIZER", "name"),
+    helpers=("compressed_allreduce", "one_bit"),
+)
+"""The optimizers that run in DeepSpeed's engine alone."""
+EVERY_OPTIMIZER: Final = InTurn(OPTIMIZERS, OF_DEEPSPEED)
+"""All optimizers; those that run in every engine come first."""
 ENGINES: Final[Registry[Any]] = Registry(
     "memcalc.engines",
     ("none", "ddp", "fsdp2", "deepspeed", "megatron", "fsdp1", "data-parallel", "parameter-server", "colossalai"),

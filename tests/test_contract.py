@@ -24,6 +24,7 @@ OPTIONS = (
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
     "--cublas-workspace-config", "--te-workspaces",
     "--use-orig-params", "--backward-prefetch", "--forward-prefetch", "--servers",
+    "--comm-hook", "--powersgd-rank", "--compression-phase",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--clip-grad-norm",
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
@@ -43,7 +44,8 @@ VALUES = {
     "--precision": "fp32 bf16 fp16 bf16-mixed fp16-mixed bf16-autocast fp16-autocast fp8-mixed",
     "--grad-dtype": "fp32 bf16 fp16",
     "--optimizer": "adamw adam sgd sgd-momentum adafactor lion adamw-8bit muon adam-8bit lion-8bit paged-adamw "
-    "paged-adamw-8bit paged-adam paged-adam-8bit paged-lion paged-lion-8bit apollo-adamw galore-adamw",
+    "paged-adamw-8bit paged-adam paged-adam-8bit paged-lion paged-lion-8bit apollo-adamw galore-adamw "
+    "lamb onebit-adam onebit-lamb zero-one-adam",
     "--optimizer-implementation": "foreach fused for-loop",
     "--recompute": "none selective op full",
     "--attention": "eager sdpa flash",
@@ -60,6 +62,8 @@ VALUES = {
     "--engine": "none ddp fsdp2 deepspeed megatron fsdp1 data-parallel parameter-server colossalai",
     "--tp-dims": "1 2 2.5 3",
     "--backward-prefetch": "pre post none",
+    "--comm-hook": "fp16 bf16 powersgd batched-powersgd",
+    "--compression-phase": "warmup compressed",
 }
 
 DEFAULTS: dict[str, Any] = {
@@ -73,6 +77,7 @@ DEFAULTS: dict[str, Any] = {
     "attention_mask_in_dataloader": None, "cublas_workspace_config": None, "te_workspaces": None, "micro_batch_size": 1,
     "sync_each_micro_batch": None,
     "use_orig_params": None, "backward_prefetch": None, "forward_prefetch": None, "servers": None,
+    "comm_hook": None, "powersgd_rank": None, "compression_phase": None,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "clip_grad_norm": False,
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from command import PACKAGE, environment
 
-from memcalc.registry import OPTIMIZERS
+from memcalc.registry import OF_DEEPSPEED, OPTIMIZERS
 
 FILES = {
     "families/new_model.py": '''
@@ -156,7 +156,7 @@ def test_a_command(folder: Path) -> None:
     [
         (
             ["estimate", "gpt2", "--optimizer", "x"],
-            f"{', '.join(OPTIMIZERS.known)}, new-sgd",
+            f"{', '.join(OPTIMIZERS.known)}, new-sgd, {', '.join(OF_DEEPSPEED)}",
         ),
         (
             ["estimate", "gpt2", "--engine", "x"],
@@ -171,7 +171,7 @@ def test_new_names_are_listed_behind_the_others(folder: Path, arguments: list[st
 
 def test_new_names_are_in_the_help(folder: Path) -> None:
     shown = " ".join(run(folder, "estimate", "--help-all").stdout.replace("│", " ").split())
-    assert "new-sgd. (default: adamw)" in shown
+    assert f"new-sgd, {', '.join(OF_DEEPSPEED)}. (default: adamw)" in shown
     assert "new-engine. (default: by --gpus and --zero)" in shown
 
 

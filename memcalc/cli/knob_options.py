@@ -96,3 +96,22 @@ AutoTp = Annotated[
         "--autotp",
     ),
 ]
+CommHook = Annotated[
+    str | None,
+    option(
+        "DDP's communication hook: fp16, bf16 (buckets are sent in it), powersgd, batched-powersgd. (default: none)",
+        KNOBS,
+        "--comm-hook",
+    ),
+]
+PowerSgdRank = Annotated[
+    int | None, option("The rank of PowerSGD's matrices. (default: 1, PowerSGDState's)", KNOBS, "--powersgd-rank")
+]
+CompressionPhase = Annotated[
+    str | None,
+    option(
+        "The phase to report where communication is compressed after a warm-up: warmup, compressed. (default: compressed)",
+        KNOBS,
+        "--compression-phase",
+    ),
+]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from memcalc.cli.completion import values_of
-from memcalc.registry import ENGINES, OPTIMIZERS
+from memcalc.registry import ENGINES, EVERY_OPTIMIZER
 
 _MODEL = "Model and precision"
 _PARALLEL = "GPUs and parallelism"
@@ -232,7 +232,7 @@ ExpertImbalance = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    option(f"{', '.join(OPTIMIZERS)}. (default: adamw)", METHOD, "--optimizer"),
+    option(f"{', '.join(EVERY_OPTIMIZER)}. (default: adamw)", METHOD, "--optimizer"),
 ]
 OptimizerImplementation = Annotated[
     str | None,

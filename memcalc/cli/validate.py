@@ -60,6 +60,7 @@ def validate(
     given = o.setup_of(setup)
     if "layers" in given:
         raise InputError("--layers: validate runs models of transformers; allowed: --model")
+    _check_compression(given)
     has_file = any(name in given for name in FILES)
     if (model is None) == (suite is None) and not (suite is None and has_file):
         raise InputError("--model or --suite: exactly one of them is needed")
@@ -117,3 +118,15 @@ def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
         if getattr(setup, name) != off:
             shown = "off" if off is False else off
             refuse(name, getattr(setup, name), f"in a run {NOT_YET}{shown}; memcalc estimate takes it")
+
+
+def _check_compression(given: dict[str, Any]) -> None:
+    """Raise InputError for compressed communication, which is not run."""
+    from memcalc.errors import InputError
+    from memcalc.registry import OF_DEEPSPEED
+
+    why = "is not run by validate; allowed: without it, or memcalc estimate"
+    if "comm_hook" in given:
+        raise InputError(f"--comm-hook {given['comm_hook']}: {why}")
+    if given.get("optimizer") in OF_DEEPSPEED:
+        raise InputError(f"--optimizer {given['optimizer']}: {why}")

@@ -7,22 +7,26 @@ of a step.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import Dim, numel
 from memcalc.core.rows import Row
 from memcalc.engines import none as plain
-from memcalc.engines.base.holdings import Holdings, trained_dtype
+from memcalc.engines.base.holdings import Flush, Holdings, trained_dtype
 from memcalc.layout.collectives import Collective
 from memcalc.layout.layer_kinds import elements_of, shares_of
-from memcalc.tape.profile import gradient_order
+from memcalc.tape.profile import gradient_order, gradients_in_order
 from memcalc.units import MIB
 
 if TYPE_CHECKING:
+    from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
+    from memcalc.engines.base.comm_hooks import Bucket
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
@@ -55,7 +59,51 @@ def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET, cap: int = BUCKET_C
     return [*out, current] if current else out
 
 
+def hooked(model: Model, setup: Setup) -> tuple[list[Bucket], list[int]]:
+    """Return the buckets under the setup's communication hook, and the number of gradients up to the end of each."""
+    from memcalc.engines.base.comm_hooks import under_hook
+
+    dtype, key = trained_dtype(model, setup), ("gradients in order", setup.autocast_dtype)
+    if key not in model.profiles:
+        model.profiles[key] = gradients_in_order(model.program, setup.autocast_dtype)
+    gradients: list[Shape] = [shape for _, shape in model.profiles[key]]
+    sizes = [numel(shape)[0] * dtype.itemsize for shape in gradients]
+    ends = _ends(sizes, buckets(sizes))
+    shapes = [tuple(dim.size for dim in shape) for shape in gradients]
+    return [under_hook(setup, dtype, shapes[a:b]) for a, b in pairwise([0, *ends])], ends
+
+
+def _ends(sizes: list[int], grouped: list[int]) -> list[int]:
+    """Return the number of gradients that have been counted when each bucket closes."""
+    counted = [*accumulate(sizes)]
+    return [bisect_left(counted, nbytes) + 1 for nbytes in accumulate(grouped)]
+
+
 def holdings(model: Model, setup: Setup) -> Holdings:
+    held = _without_hook(model, setup)
+    if setup.comm_hook is None:
+        return held
+    from memcalc.engines.base.comm_hooks import HookedBuckets, largest, rows_of
+    from memcalc.engines.deepspeed.notes import NoteKeptGradients
+
+    found, ends = hooked(model, setup)
+    dtype = trained_dtype(model, setup)
+    if not any(bucket.passing or bucket.kept for bucket in found):
+        return held
+    *always, row = held.always
+    whole = sum(bucket.whole for bucket in found)
+    if whole * dtype.itemsize != row.nbytes:
+        name = "DDP buckets (gradient_as_bucket_view=False), padded to squares"
+        row = row._replace(name=name, shape=(Dim("squares", whole),))
+    held = held._replace(always=(*always, row, *rows_of(found, dtype)), order=None)
+    if model.program.source:
+        first, *_ = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype))
+        return held._replace(flush=Flush(first, largest(found)))
+    over = HookedBuckets(tuple(ends), tuple(bucket.passing for bucket in found), held.keeps_gradients)
+    return held._replace(hooks=NoteKeptGradients(), over=over)
+
+
+def _without_hook(model: Model, setup: Setup) -> Holdings:
     held = plain.holdings(model, setup)
     dtype = trained_dtype(model, setup)
     row = Row(
@@ -88,6 +136,10 @@ def _blocks(row: Row, sizes: Iterable[int]) -> tuple[Row, ...]:
 def collectives(model: Model, setup: Setup) -> list[Collective]:
     if setup.dp == 1:
         return []
+    if setup.comm_hook is not None and setup.compression_phase != "warmup":
+        from memcalc.engines.base.comm_hooks import sent_by
+
+        return [*sent_by(hooked(model, setup)[0], setup, _reductions(setup)), *_buffers(model, setup)]
     dtype = trained_dtype(model, setup)
     sizes, times = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype)), _reductions(setup)
     formula = f"parameters·{dtype.itemsize} B = {model.trainable_parameters}·{dtype.itemsize} B"

@@ -15,7 +15,7 @@ from memcalc.core.rows import Row
 from memcalc.engines.base.holdings import Holdings, state_rows
 from memcalc.errors import InputError, quoted
 from memcalc.inputs.options import Options, refuse
-from memcalc.optimizers import OPTIMIZERS, Parameter
+from memcalc.optimizers import EVERY_OPTIMIZER, Parameter
 from memcalc.setup.setup import DTYPES, Setup
 from memcalc.units import parse_count
 
@@ -79,8 +79,8 @@ class SizeOnly:
 
     def holdings(self, setup: Setup) -> Holdings:
         """Return the model states of one rank."""
-        if OPTIMIZERS[setup.optimizer].needs_shapes:
-            allowed = ", ".join(name for name, optimizer in OPTIMIZERS.items() if not optimizer.needs_shapes)
+        if EVERY_OPTIMIZER[setup.optimizer].needs_shapes:
+            allowed = ", ".join(name for name, optimizer in EVERY_OPTIMIZER.items() if not optimizer.needs_shapes)
             why = "its states depend on the shapes of the weights"
             refuse("optimizer", setup.optimizer, f"{why}; allowed with --params: {allowed}")
         zero, ranks, total = setup.zero, setup.shards, self.num_parameters

@@ -26,6 +26,7 @@ _WHY: Final[Mapping[str, str]] = {
     "micro_batch_size": "the script's data loader decides it",
     "gpus_per_node": "accelerate takes a node to have as many GPUs as processes",
     "sync_each_micro_batch": "the script decides it (GradientAccumulationPlugin(sync_each_batch=True))",
+    "comm_hook": "the script hands it to the Accelerator (DistributedDataParallelKwargs(comm_hook=...))",
     "clip_grad_norm": "the script clips (accelerator.clip_grad_norm_)",
 }
 

@@ -16,6 +16,7 @@ from memcalc.formats.deepspeed_names import (
     NOT_MODELLED,
     OFFLOAD_KEYS,
     OPTIMIZERS,
+    OWN_OPTIMIZERS,
     PRECISION_KEYS,
     SECTIONS,
     ZERO_IGNORED,
@@ -229,6 +230,11 @@ def _optimizer(top: Section, *, offloads: bool) -> dict[str, Value]:
         optimizer = "adam"
     if kind.lower() == "sgd" and (params.number("momentum") or 0) > 0:
         optimizer = "sgd-momentum"
+    fp16 = top.section("fp16")
+    if optimizer in ("lamb", "onebit-lamb") and fp16.flag("enabled") and fp16.number("loss_scale"):
+        fp16.refuse("loss_scale", f"DeepSpeed refuses a static loss scale with {kind}; allowed: 0")
+    if optimizer in OWN_OPTIMIZERS and params.text("comm_backend_name") not in (None, "nccl"):
+        params.refuse("comm_backend_name", "signs that another library sends are not modelled; allowed: nccl")
     out = {"optimizer": section.value("type", optimizer)}
     if params.flag("torch_adam") and not offloads:
         out["optimizer_implementation"] = _implementation_of_torch(params, params.where("torch_adam"))

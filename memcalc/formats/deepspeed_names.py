@@ -9,9 +9,14 @@ from typing import Final
 
 OPTIMIZERS: Final = {
     "adam": "adamw", "adamw": "adamw", "torchadam": "adamw", "fusedadam": "adamw", "deepspeedcpuadam": "adamw",
-    "lion": "lion", "muon": "muon", "sgd": "sgd",
+    "lion": "lion", "muon": "muon", "sgd": "sgd", "lamb": "lamb", "onebitadam": "onebit-adam", "onebitlamb": "onebit-lamb",
+    "zerooneadam": "zero-one-adam",
 }  # fmt: skip
 """Optimizers of DeepSpeed and torch in lower case -> memcalc's. DeepSpeed's Adam is AdamW unless adam_w_mode is off."""
+OWN_OPTIMIZERS: Final = {
+    "lamb": "Lamb", "onebit-adam": "OneBitAdam", "onebit-lamb": "OneBitLamb", "zero-one-adam": "ZeroOneAdam",
+}  # fmt: skip
+"""The optimizers that run in DeepSpeed's engine alone, and the types that they have in its JSON."""
 IGNORED: Final = (
     "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "scheduler", "tensorboard", "wandb",
     "csv_monitor", "comet", "comms_logger", "monitor_config", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from memcalc.formats.deepspeed_names import OWN_OPTIMIZERS
 from memcalc.formats.unsaid import unsaid
 from memcalc.formats.written import Written
 from memcalc.inputs.options import PLUS_PLUS, refuse
@@ -50,6 +51,7 @@ _OF_OPTIMIZER: Final = ("optimizer", "optimizer_implementation")
 _AUTO_TP: Final = "tensor_parallel.autotp_size, which this version does not write"
 _WHY: Final[Mapping[str, str]] = {
     "gpus": "the launcher starts the processes (deepspeed --num_gpus, torchrun)",
+    "compression_phase": "a run has both: the optimizer's freeze_step (var_freeze_step) is the first of the second one",
     "optimizer": "DeepSpeed cannot make it: the script hands it to deepspeed.initialize",
     "tp": "an argument of Megatron-DeepSpeed (--tensor-model-parallel-size)",
     "pp": "an argument of Megatron-DeepSpeed (--pipeline-model-parallel-size)",
@@ -107,6 +109,8 @@ def _optimizer(setup: Setup) -> dict[str, Any]:
         params |= {} if momentum is None else {"momentum": momentum}
         params |= {"fused": True} if setup.optimizer_implementation == "fused" else _loops(setup)
         return {"optimizer": {"type": "SGD", "params": params}, **leave}
+    if setup.optimizer in OWN_OPTIMIZERS:
+        return {"optimizer": {"type": OWN_OPTIMIZERS[setup.optimizer], "params": params}}
     return leave
 
 

@@ -18,6 +18,8 @@ _ADAPTERS: Final = "peft makes the adapters, called by the script"
 _LOADING: Final = "the script loads the model so, with bitsandbytes"
 _WHY: Final[Mapping[str, str]] = {
     "pp_rank": "it is no setting of a run",
+    "compression_phase": "a run has both",
+    **dict.fromkeys(("comm_hook", "powersgd_rank"), "the script registers the hook (register_comm_hook)"),
     "expert_imbalance": "the router and the data decide it",
     "seq_len": "the data decides it",
     "padded": "the data decides it",
@@ -69,6 +71,8 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "backward_prefetch": "pre",
         "forward_prefetch": False,
         "servers": 1,
+        "powersgd_rank": 1,
+        "compression_phase": "compressed",
         "attention": _attention(setup, model),
         "cross_entropy": "chunked" if setup.task in OF_TRL else DEFAULT_LOSS[setup.kernels],
         "kernels": "megatron" if setup.engine == "megatron" or setup.runs_gpt_model else "hf",

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from memcalc.errors import InputError, nearest, one_line
 from memcalc.inputs.gpu import AUTO
-from memcalc.registry import ENGINES, OPTIMIZERS
+from memcalc.registry import ENGINES, EVERY_OPTIMIZER
 
 
 class Options(NamedTuple):
@@ -64,6 +64,9 @@ class Options(NamedTuple):
     backward_prefetch: str | None = None
     forward_prefetch: bool | None = None
     servers: int | None = None
+    comm_hook: str | None = None
+    powersgd_rank: int | None = None
+    compression_phase: str | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -117,7 +120,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
         "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
     ),
     "grad_dtype": ("fp32", "bf16", "fp16"),
-    "optimizer": OPTIMIZERS,
+    "optimizer": EVERY_OPTIMIZER,
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),
@@ -131,6 +134,8 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_params": ("none", "cpu", "nvme"),
     "backward_prefetch": ("pre", "post", "none"),
+    "comm_hook": ("fp16", "bf16", "powersgd", "batched-powersgd"),
+    "compression_phase": ("warmup", "compressed"),
     "kernels": ("hf", "fused", "megatron"),
     "tp_dims": ("1", "2", "2.5", "3"),
     "engine": ENGINES,
@@ -161,6 +166,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     "servers": (1, 10**6),
     "lora_rank": (0, 10**6),
     "te_workspaces": (0, 64),
+    "powersgd_rank": (1, 10**6),
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),
     "seq_len": (1, 10**8),

@@ -78,6 +78,12 @@ class Optimizer(ABC):
     takes_stage_0: ClassVar[bool] = True
     """False if DeepSpeed's stage 0 is not modelled with this optimizer: its FP16_UnfusedOptimizer is another program."""
 
+    only_engine: ClassVar[str | None] = None
+    """The engine whose own it is; None if it runs in every engine."""
+
+    compresses: ClassVar[bool] = False
+    """True if it reduces gradients or moments itself, compressed after a warm-up: DeepSpeed's 1-bit optimizers."""
+
     makes_states_in_turn: ClassVar[bool] = False
     """True if the first step makes a parameter's states when it comes to that parameter, not those of all before."""
 
@@ -86,6 +92,10 @@ class Optimizer(ABC):
 
     name: str
     implementations: tuple[str, ...]
+
+    def among(self, ranks: int, phase: str | None) -> Optimizer:
+        """Return the optimizer in a run whose gradients `ranks` ranks average, in a phase of it."""
+        return self
 
     def check(self, implementation: str) -> None:
         """Raise InputError for an implementation that this optimizer does not have."""

@@ -89,5 +89,5 @@ def single(base: Options) -> Options:
         schedule="1f1b", virtual_stages=1, first_stage_layers=None, last_stage_layers=None, micro_batch_size=1,
         global_batch_size=None, reduce_bucket_size=None, max_live_parameters=None, max_reuse_distance=None,
         param_persistence_threshold=None, prefetch_bucket_size=None, sub_group_size=None, cp_comm_type=None,
-        clip_grad_norm=False, sync_each_micro_batch=None,
+        clip_grad_norm=False, sync_each_micro_batch=None, comm_hook=None, powersgd_rank=None, compression_phase=None,
     )  # fmt: skip

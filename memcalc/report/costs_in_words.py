@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.hardware.cost import step_time
 from memcalc.pipelining.idle import idle_share
-from memcalc.registry import OPTIMIZERS
+from memcalc.registry import OF_DEEPSPEED, OPTIMIZERS
 from memcalc.units import MIB, show_bytes, show_flops, show_seconds
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ _PACKAGES: Final = {
         "liger": "Liger-Kernel",
     },
     "optimizer": {"lion": "lion-pytorch", "apollo-adamw": "apollo-torch", "galore-adamw": "galore-torch"}
-    | {name: "bitsandbytes" for name in OPTIMIZERS if name.endswith("-8bit") or name.startswith("paged-")},
+    | {name: "bitsandbytes" for name in OPTIMIZERS if name.endswith("-8bit") or name.startswith("paged-")}
+    | {name: "deepspeed" if name == "lamb" else "deepspeed<=0.19.6" for name in OF_DEEPSPEED.known},
 }
 """The package that an option's value needs besides torch and transformers. Megatron's kernels need none of these."""
 

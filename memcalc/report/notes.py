@@ -9,6 +9,7 @@ from memcalc.core.dtypes import fp16, fp32
 from memcalc.core.ops.attention import SCORES
 from memcalc.kernels.attention_on_gpu import fused_kernels
 from memcalc.pipelining.schedules import NAMES, flushes, schedule_of, updates_of
+from memcalc.registry import OF_DEEPSPEED
 from memcalc.report.grid_notes import grid_notes
 from memcalc.report.input_notes import input_notes
 from memcalc.units import show_bytes
@@ -36,6 +37,7 @@ def notes(report: Report) -> list[str]:
         *_of_decompositions(report),
         *_of_attention(report),
         *_of_codes(report),
+        *_of_compression(report),
     ]
 
 
@@ -160,6 +162,17 @@ def _of_task(report: Report) -> list[str]:
     if peak is not None:
         out.append(f"{s.task}: the reference's forward peaks at {show_bytes(peak)}, the policy's activations included")
     return out
+
+
+def _of_compression(report: Report) -> list[str]:
+    """Return the notes on compressed communication."""
+    if report.setup.comm_hook is None and not (
+        report.setup.optimizer in OF_DEEPSPEED.known and report.setup.engine == "deepspeed"
+    ):
+        return []
+    from memcalc.report.compression_notes import compression_notes
+
+    return compression_notes(report)
 
 
 def _of_decompositions(report: Report) -> list[str]:

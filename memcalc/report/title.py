@@ -34,7 +34,7 @@ def title_words(report: Report) -> tuple[str, list[str]]:
     engine = s.engine if s.engine != "none" else "plain PyTorch"
     parts.append(f"{engine}, ZeRO {s.zero}" if s.zero or s.engine == "deepspeed" else engine)
     parts += _layout(report)
-    parts += _trained(s)
+    parts += [*_compressed(s), *_trained(s)]
     parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
     parts += _offloaded(s)
     if s.clip_grad_norm:
@@ -81,6 +81,13 @@ def _task(s: Setup) -> list[str]:
         return [] if s.task == "pretrain" else [s.task]
     beside = "the adapters' base is the reference" if s.lora_rank else "with a reference model"
     return [f"{s.task}, {'reference precomputed' if s.precompute_reference else beside}"]
+
+
+def _compressed(s: Setup) -> list[str]:
+    """Return the communication hook, and the phase of a run if that is the warm-up."""
+    rank = "" if s.powersgd_rank is None else f" of rank {s.powersgd_rank}"
+    hook = [] if s.comm_hook is None else [f"hook {s.comm_hook}{rank}"]
+    return [*hook, *(["communication not compressed yet"] if s.compression_phase == "warmup" else [])]
 
 
 def _offloaded(s: Setup) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.optimizers import OPTIMIZERS
+from memcalc.optimizers import EVERY_OPTIMIZER
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -14,19 +14,52 @@ if TYPE_CHECKING:
 def check_optimizer_of_layers(options: Options, model: Model) -> None:
     """Raise InputError for an optimizer that finds none of its layers (transformers' trainer_optimizer.py,
     _setup_low_rank_optimizer)."""
-    optimizer = OPTIMIZERS[options.optimizer]
+    optimizer = EVERY_OPTIMIZER[options.optimizer]
+    check_weights_of_optimizer(options, model)
     if optimizer.takes_linear_layers_alone and model.support.conv1d:
         why = f"takes nn.Linear alone, and the layers of a {model.model_type} are Conv1D"
         refuse("optimizer", optimizer.name, f"{why}; allowed: another one")
 
 
+def check_engine_of_optimizer(options: Options, engine: str, *, states_only: bool) -> None:
+    """Raise InputError for one of DeepSpeed's own optimizers with another engine or with ZeRO, or beside what is not modelled
+    with it."""
+    optimizer = EVERY_OPTIMIZER[options.optimizer]
+    if optimizer.only_engine is None:
+        return
+    if engine != optimizer.only_engine:
+        why = f"is DeepSpeed's own; allowed: with --engine {optimizer.only_engine} --zero 0"
+        refuse("optimizer", optimizer.name, why)
+    if options.zero and optimizer.compresses:
+        refuse(
+            "optimizer", optimizer.name, f"DeepSpeed refuses it with ZeRO (zero {options.zero}); allowed: with --zero 0"
+        )
+    if options.zero:
+        why = f"with ZeRO (zero {options.zero}), where its norms are of partitions and not of weights,"
+        refuse("optimizer", optimizer.name, f"{why} {NOT_YET}with --zero 0")
+    for name in ("tp", "pp", "cp", "ep"):
+        if getattr(options, name) > 1:
+            refuse(name, getattr(options, name), f"with --optimizer {optimizer.name} {NOT_YET}1")
+    if optimizer.name == "lamb" and options.precision == "bf16-mixed" and not states_only:
+        why = "FusedLamb's kernel takes gradients of fp32, or of fp16 for fp32 weights; allowed with --optimizer lamb"
+        refuse("precision", options.precision, f"{why}: fp32, fp16-mixed")
+
+
+def check_weights_of_optimizer(options: Options, model: Model) -> None:
+    """Raise InputError for one of DeepSpeed's own optimizers and weights that get no gradient."""
+    optimizer = EVERY_OPTIMIZER[options.optimizer]
+    if optimizer.only_engine is not None and model.program.untrained:
+        why = f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}another one"
+        refuse("optimizer", optimizer.name, why)
+
+
 def check_optimizer_of_deepspeed(options: Options, *, states_only: bool) -> None:
     """Raise InputError for an optimizer that needs whole matrices, and for one that stage 0 is not modelled with."""
-    optimizer = OPTIMIZERS[options.optimizer]
+    optimizer = EVERY_OPTIMIZER[options.optimizer]
     if not optimizer.takes_flat:
         why = f"needs whole matrices, and deepspeed's partitions are flat; {NOT_YET}another one"
         refuse("optimizer", optimizer.name, why)
     if options.zero == 0 and not states_only and not optimizer.takes_stage_0:
-        allowed = ", ".join(name for name, one in OPTIMIZERS.items() if one.takes_flat and one.takes_stage_0)
+        allowed = ", ".join(name for name, one in EVERY_OPTIMIZER.items() if one.takes_flat and one.takes_stage_0)
         why = f"with DeepSpeed's stage 0 {NOT_YET}{allowed}, or --zero 1 to 3"
         refuse("optimizer", optimizer.name, why)

@@ -14,7 +14,7 @@ from memcalc.layout.expert_parallel import expert_path
 from memcalc.layout.expert_parallel_checks import check_expert_parallel, check_split_experts
 from memcalc.layout.sequence_parallel import layers_mask, masks
 from memcalc.layout.tensor_parallel import split_dims
-from memcalc.optimizers import OPTIMIZERS
+from memcalc.optimizers import EVERY_OPTIMIZER
 from memcalc.setup.recompute_checks import check_gathers, check_recompute, check_recompute_layers
 
 if TYPE_CHECKING:
@@ -260,8 +260,8 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
     if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
         why = "torch's clip_grad_norm_ cannot combine norms of two meshes, and weights that tp leaves whole are on another one"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
-    if not OPTIMIZERS[options.optimizer].elementwise:
-        allowed = ", ".join(name for name, optimizer in OPTIMIZERS.items() if optimizer.elementwise)
+    if not EVERY_OPTIMIZER[options.optimizer].elementwise:
+        allowed = ", ".join(name for name, optimizer in EVERY_OPTIMIZER.items() if optimizer.elementwise)
         refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{allowed}")
     if options.optimizer.startswith("sgd") and options.optimizer_implementation == "fused":
         why = f"torch has no fused {options.optimizer} over FSDP2's shards (aten._fused_sgd_ has no sharding strategy)"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.inputs.options import TWO_CHUNKS, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
+from memcalc.optimizers import load_optimizer
 from memcalc.setup.auto_tp_checks import check_auto_tp
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
 from memcalc.setup.data_parallel_checks import check_data_parallel
@@ -27,7 +28,11 @@ from memcalc.setup.methods import (
     with_kernels_of_liger,
 )
 from memcalc.setup.offload_checks import check_offload
-from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
+from memcalc.setup.optimizer_checks import (
+    check_engine_of_optimizer,
+    check_optimizer_of_deepspeed,
+    check_optimizer_of_layers,
+)
 from memcalc.setup.parameter_server_checks import check_parameter_server, servers_of
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
@@ -49,6 +54,7 @@ from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
+    from memcalc.setup.compression import Compression as _Compression
 
 
 def resolve(options: Options, model: Model | None) -> Setup:
@@ -129,6 +135,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         te_workspaces=_te_workspaces(options, engine),
         **fsdp1_options(options, engine),
         servers=servers_of(options, engine),
+        **_compression(options, engine),
         attention=attention,
         cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,
@@ -207,7 +214,7 @@ def _pp_rank(options: Options) -> int | None:
 
 
 def _engine(options: Options, dp: int, model: Model | None) -> str:
-    engine = options.engine
+    engine, own = options.engine, load_optimizer(options.optimizer).only_engine
     parallel = max(options.tp, options.pp, options.cp, options.ep) > 1
     if engine is None:
         if model is not None and model.support.only_engine is not None:
@@ -216,6 +223,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
             engine = "colossalai"
         elif options.autotp:
             engine = "deepspeed"
+        elif own is not None:
+            engine = own
         elif options.gpus == 1:
             engine = "none"
         elif parallel:
@@ -229,6 +238,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     check_stage(options, engine, states_only=model is None)
+    check_engine_of_optimizer(options, engine, states_only=model is None)
     if engine == "fsdp2":
         check_fsdp2(options, model)
     if engine == "fsdp1":
@@ -242,6 +252,16 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     if engine == "deepspeed":
         check_optimizer_of_deepspeed(options, states_only=model is None)
     return engine
+
+
+def _compression(options: Options, engine: str) -> _Compression:
+    """Return the options of compressed communication, all None if nothing is compressed."""
+    given = options.comm_hook, options.powersgd_rank, options.compression_phase
+    if given == (None, None, None) and not load_optimizer(options.optimizer).compresses:
+        return {"comm_hook": None, "powersgd_rank": None, "compression_phase": None}
+    from memcalc.setup.compression import compression_options
+
+    return compression_options(options, engine)
 
 
 def _shard_group(options: Options, dp: int, engine: str) -> int:

@@ -75,6 +75,12 @@ class Setup(NamedTuple):
     """The environment variable of this name, as given; None: torch's own sizes."""
     te_workspaces: int | None
     """The number of Transformer Engine's cuBLAS workspaces, as given; None: one for each of its streams."""
+    comm_hook: str | None
+    """The hook that DDP calls with a bucket instead of an all-reduce (`register_comm_hook`); None: nothing else."""
+    powersgd_rank: int | None
+    """The rank of PowerSGD's matrices; None without PowerSGD."""
+    compression_phase: str | None
+    """The phase of a run that is reported, if its communication is compressed after a warm-up: warmup, compressed."""
     attention: str | None
     cross_entropy: str | None
     padded: bool

@@ -205,18 +205,24 @@ def _read_by_the_loss(program: Program, kernels: Kernels) -> tuple[tuple[str, st
 def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:
     """Return the weight class and the elements of every gradient in the order in which backward has it ready, tied
     weights last."""
+    return [(name, numel(shape)[0]) for name, shape in gradients_in_order(program, autocast)]
+
+
+def gradients_in_order(program: Program, autocast: DType | None = None) -> list[tuple[str, Shape]]:
+    """Return the weight class and the shape of every gradient in the order in which backward has it ready, tied weights
+    last."""
     lead, period = program.pattern() or (program.layers, 0)
     more = (program.layers - lead) // period - 1 if period else 0
     depth = program.layers - more * period
     seq = 16 if program.source else 2  # a real module may need more tokens than two
     run = trace(program, Choices(fp32, program.attention_kinds[0], False, False, False, autocast), 1, seq, depth)
     ready = [row for row in run.rows if row.component == "gradients"]
-    sized = [(row.name, numel(row.shape)[0]) for row in ready]
+    shaped = [(row.name, row.shape) for row in ready]
     last = [i for i, row in enumerate(ready) if row.layer is not None and row.layer >= depth - period]
     if not last:
-        return sized
+        return shaped
     first, end = last[0], last[-1] + 1
-    return [*sized[:first], *sized[first:end] * (more + 1), *sized[end:]]
+    return [*shaped[:first], *shaped[first:end] * (more + 1), *shaped[end:]]
 
 
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:

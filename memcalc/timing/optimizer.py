@@ -19,7 +19,7 @@ from memcalc.core.dtypes import DType, fp32
 from memcalc.core.tensor import Memory
 from memcalc.engines.base.holdings import parameter_classes, trained_dtype
 from memcalc.estimation.compute import Computed
-from memcalc.optimizers import Parameter, load_optimizer
+from memcalc.optimizers import Optimizer, Parameter, load_optimizer
 from memcalc.timing.items import Timed
 from memcalc.timing.kernels import ITEMSIZES, Rates, Unknown, products
 
@@ -67,7 +67,8 @@ def updates(setup: Setup, parameters: Sequence[Parameter], dtype: DType, rates: 
     bandwidth = rates.bytes_per_second
     elements = sum(one.count * numel(one.shape)[0] for one in parameters)
     updated = fp32 if setup.has_master_weights else dtype
-    kernels = kernels_of(setup.optimizer, setup.optimizer_implementation, parameters, updated)
+    used = load_optimizer(setup.optimizer).among(setup.averaging, setup.compression_phase)
+    kernels = kernels_of(used, setup.optimizer_implementation, parameters, updated)
     if elements and not kernels.calls and not kernels.products:
         return Unknown(f"the time of {setup.optimizer}'s step is not modelled")
     if bandwidth is None:
@@ -84,17 +85,20 @@ def updates(setup: Setup, parameters: Sequence[Parameter], dtype: DType, rates: 
     return made
 
 
-def kernels_of(optimizer: str, implementation: str, parameters: Sequence[Parameter], dtype: DType) -> Kernels:
+def kernels_of(
+    optimizer: str | Optimizer, implementation: str, parameters: Sequence[Parameter], dtype: DType
+) -> Kernels:
     """Return the kernels of a step with gradients of the parameters' dtype.
 
     The step is run over one parameter of each class. What it notes within that parameter is a kernel for each of the class;
     the rest are kernels over all parameters.
     """
+    used = load_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     nbytes = calls = 0
     together: set[str] = set()
     multiplied: Counter[Work] = Counter()
     for parameter in parameters:
-        one = _of_one(optimizer, implementation, replace(parameter, count=1, stack=0), dtype)
+        one = _of_one(used, implementation, replace(parameter, count=1, stack=0), dtype)
         nbytes += parameter.count * one.nbytes
         calls += parameter.count * one.calls
         together.update(one.together)
@@ -114,9 +118,9 @@ class _Step(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _of_one(optimizer: str, implementation: str, parameter: Parameter, dtype: DType) -> _Step:
+def _of_one(optimizer: Optimizer, implementation: str, parameter: Parameter, dtype: DType) -> _Step:
     memory = Memory()
-    load_optimizer(optimizer).step(memory, [parameter], dtype, dtype, implementation)
+    optimizer.step(memory, [parameter], dtype, dtype, implementation)
     operands = [operand for one in memory.streamed for operand in one.operands]
     return _Step(
         sum(numel(shape)[0] * of.itemsize for shape, of in operands),

@@ -191,6 +191,7 @@ EIGHT = [*MODEL, "--gpus", "8"]
 OPTIMIZERS = [
     "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon", "adam-8bit", "lion-8bit", "paged-adamw",
     "paged-adamw-8bit", "paged-adam", "paged-adam-8bit", "paged-lion", "paged-lion-8bit", "apollo-adamw", "galore-adamw",
+    "lamb", "onebit-adam", "onebit-lamb", "zero-one-adam",
 ]  # fmt: skip
 WHOLE = (
     "--gpus", "--gpus-per-node", "--dp", "--tp", "--pp", "--cp", "--ep", "--etp", "--shard-group", "--virtual-stages",

@@ -17,6 +17,7 @@ MEGATRON: dict[str, Any] = {"engine": "megatron", "gpus": 8, "precision": "bf16-
 FSDP: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 8}
 FSDP1 = FSDP | {"engine": "fsdp1"}
 PIPED = FSDP | {"pp": 2, "global_batch_size": 64}
+HOOKED: dict[str, Any] = {"engine": "ddp", "gpus": 4, "precision": "fp32", "comm_hook": "powersgd"}
 ADAPTED: dict[str, Any] = {"lora_rank": 4, "precision": "bf16"}
 QUANTISED: dict[str, Any] = {
     "lora_rank": 4, "quantize": "nf4", "base_dtype": "bf16", "precision": "bf16-autocast", "quantize_compute_dtype": "bf16",
@@ -38,6 +39,8 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "sub_group_size": (ZERO_3, (1000,)), "overlap_comm": (ZERO | {"zero": 2}, (True,)),
     "zero_quantized_weights": (ZERO_3 | {"param_persistence_threshold": 1000}, (True,)),
     "zero_quantized_gradients": (ZERO_3 | {"gpus_per_node": 4, "gpus": 8}, (True,)), "zero_hpz_partition_size": (ZERO_3, (2, 4)),
+    "comm_hook": (HOOKED, ("fp16", "batched-powersgd")), "powersgd_rank": (HOOKED, (2, 4)),
+    "compression_phase": (HOOKED, ("warmup",)),
     "sync_each_micro_batch": (FSDP | {"global_batch_size": 16}, (False,)),
     "use_orig_params": (FSDP1, (False,)), "backward_prefetch": (FSDP1, ("post", "none")), "forward_prefetch": (FSDP1, (True,)),
     "servers": ({"engine": "parameter-server", "gpus": 8}, (4,)),

@@ -210,7 +210,9 @@ def test_what_is_modelled_or_does_not_matter_is_no_note() -> None:
     [
         {"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": True}},
         {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
-        {"optimizer": {"type": "OneBitAdam"}},
+        {"optimizer": {"type": "MuAdam"}},
+        {"optimizer": {"type": "Lamb"}, "fp16": {"enabled": True, "loss_scale": 128}},
+        {"optimizer": {"type": "OneBitAdam", "params": {"comm_backend_name": "mpi"}}},
         {"optimizer": {"params": {}}},
         {"amp": {"enabled": True}},
         {"tensor_parallel": {"autotp_size": 4}},
@@ -232,6 +234,10 @@ def test_what_an_estimate_would_be_wrong_without_is_refused(content: dict[str, A
         ("Lion", {}, "lion"),
         ("SGD", {"momentum": 0.9}, "sgd-momentum"),
         ("SGD", {}, "sgd"),
+        ("Lamb", {"max_coeff": 0.3}, "lamb"),
+        ("OneBitAdam", {"freeze_step": 400, "cuda_aware": False, "comm_backend_name": "nccl"}, "onebit-adam"),
+        ("OneBitLamb", {"freeze_step": 400, "factor_max": 4.0}, "onebit-lamb"),
+        ("ZeroOneAdam", {"var_freeze_step": 400, "local_step_scaler": 16}, "zero-one-adam"),
     ],
 )
 def test_optimizers(kind: str, params: dict[str, Any], optimizer: str) -> None:

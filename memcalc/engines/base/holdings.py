@@ -12,7 +12,7 @@ from memcalc.core.rows import Row
 from memcalc.core.tensor import Memory, StorageRow
 from memcalc.families.base.module import after_forward
 from memcalc.kernels import loss_in
-from memcalc.optimizers import Parameter, load_optimizer
+from memcalc.optimizers import Optimizer, Parameter, load_optimizer
 
 if TYPE_CHECKING:
     from memcalc.engines.base.script import Scripts
@@ -231,7 +231,7 @@ def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | No
 
 def state_rows(setup: Setup, parameters: Sequence[Parameter], dtype: DType) -> list[Row]:
     """Return the optimizer's state tensors on the GPU."""
-    optimizer = load_optimizer(setup.optimizer)
+    optimizer = load_optimizer(setup.optimizer).among(setup.averaging, setup.compression_phase)
     return [
         Row("optimizer_states", f"{s.parameter.name}: {s.name}", s.shape, s.dtype, s.count, s.life, source=s.source)
         for s in optimizer.states(parameters, dtype, setup.optimizer_implementation)
@@ -242,8 +242,15 @@ def step_temporaries(
     optimizer: str, implementation: str, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType
 ) -> list[Row]:
     """Return the rows alive at the peak of the optimizer's own step, from running it on paper."""
+    return temporaries_of(load_optimizer(optimizer), implementation, parameters, dtype, grad_dtype)
+
+
+def temporaries_of(
+    optimizer: Optimizer, implementation: str, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType
+) -> list[Row]:
+    """Return the rows alive at the peak of a step of this optimizer."""
     memory = Memory()
-    load_optimizer(optimizer).step(memory, parameters, dtype, grad_dtype, implementation)
+    optimizer.step(memory, parameters, dtype, grad_dtype, implementation)
     live = best = 0
     peak: list[int] = []
     alive: set[int] = set()

@@ -50,8 +50,12 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         return []
     if setup.zero == 3:
         return _stage_3_collectives(model, setup)
-    if setup.zero == 0:
-        sent = [*_of_stage_0(model, setup), *_experts_norm(setup)]
+    if setup.compression_phase == "compressed":
+        from memcalc.engines.deepspeed.own_optimizers import compressed_collectives
+
+        sent = compressed_collectives(model, setup)
+    elif setup.zero == 0:
+        sent = [*_of_stage_0(model, setup), *_experts_norm(setup), *_overflow_of_lamb(setup)]
     else:
         sent = [*_gradient_buckets(model, setup), *_scalars(setup, STAGE_12, model), *_gathers(model, setup)]
     return [collective for collective in sent if collective.group_size > 1]
@@ -77,6 +81,15 @@ def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
             )
         )
     return out
+
+
+def _overflow_of_lamb(setup: Setup) -> list[Collective]:
+    """Return what FusedLamb adds to a step."""
+    if setup.optimizer != "lamb":
+        return []
+    from memcalc.engines.deepspeed.own_optimizers import overflow_of_lamb
+
+    return overflow_of_lamb(setup)
 
 
 def _experts_norm(setup: Setup) -> list[Collective]:

@@ -56,7 +56,7 @@ from memcalc.engines.deepspeed.zero_layout import (
     unreached,
     whole_of,
 )
-from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam, temporaries_of_step
+from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam, temporaries_of_step, with_own_optimizer
 from memcalc.engines.deepspeed.zero_partitions import (
     block,
     flat_states,
@@ -84,7 +84,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     """Return what a rank holds. Weights are cast, buffers stay as loaded (engine.py, _cast_module_mixed_precision)."""
     stages = {0: _stage_0, 3: _stage_3}
     stage = extended.stages_1_2 if setup.offloads and setup.zero < 3 else stages.get(setup.zero, _stages_1_2)
-    held = stage(model, setup)
+    held = with_own_optimizer(model, setup, stage(model, setup))
     return held._replace(buffer_dtype=fp32, others=tuple(one._replace(buffer_dtype=fp32) for one in held.others))
 
 

@@ -40,6 +40,14 @@ class NoteGradients(NamedTuple):
         return GradientNotes(run)
 
 
+class NoteKeptGradients(NamedTuple):
+    """Makes the hooks of a run that records the same events for an engine that keeps the gradients. The run frees them all
+    the same."""
+
+    def start(self, run: Run) -> KeptGradientNotes:
+        return KeptGradientNotes(run)
+
+
 class NoteModules(NamedTuple):
     """Makes the hooks of a run that also records when modules begin and end, and which gathered weights its graph
     refers to."""
@@ -85,6 +93,22 @@ class GradientNotes(NoHooks):
     def segment(self) -> int:
         """Return the number of the log's segment that is being written."""
         return len(self.memory.segments) - 1
+
+
+class KeptGradientNotes(GradientNotes):
+    """The hooks of one step whose gradients stay gradients. One that is added to an earlier micro-batch's does not stay."""
+
+    def _hook(self, i: int, leaf: Leaf) -> None:
+        def ready(gradient: Tensor) -> None:
+            leaf.grad = None
+            memory, place = self.memory, len(self.memory.log)
+            self.events.append(Ready(place, self.segment, place + 2, len(memory.rows), i, len(memory.sent)))
+            if leaf.accumulating:
+                memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient of the last micro-batch", None)
+            else:
+                memory.relabel(gradient.storage, leaf.shape, "gradients", leaf.scope, leaf.weight_layer)
+
+        leaf.ready = ready
 
 
 class ModuleNotes(GradientNotes):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from memcalc.core.rows import Row
+    from memcalc.engines.base.holdings import Holdings
     from memcalc.engines.base.script import Script
+    from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
 PARTITION: Final = "flat fp32 partition"
@@ -29,6 +31,15 @@ PARTITION: Final = "flat fp32 partition"
 def has_fused_adam(setup: Setup) -> bool:
     """Tell whether the optimizer is DeepSpeed's own FusedAdam (ops/adam/fused_adam.py)."""
     return setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused"
+
+
+def with_own_optimizer(model: Model, setup: Setup, held: Holdings) -> Holdings:
+    """Return what stage 0 holds with one of DeepSpeed's own optimizers, `held` with any other."""
+    if load_optimizer(setup.optimizer).only_engine is None:
+        return held
+    from memcalc.engines.deepspeed.own_optimizers import adapted
+
+    return adapted(model, setup, held)
 
 
 class _Step(NamedTuple):

@@ -32,6 +32,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "encoder-decoder-stages",
         "moe",
         "ring-allreduce",
+        "gradient-compression",
         "data-parallel",
         "parameter-server",
         "trillion",
