@@ -156,6 +156,7 @@ class BioGpt(Program):
         query_states = self.split_heads((m / "q_proj").linear(hidden_states))
         key_states = self.split_heads((m / "k_proj").linear(hidden_states))
         value_states = self.split_heads((m / "v_proj").linear(hidden_states))
+        key_states, value_states = m.cached(key_states, value_states)
         if m.run.attention == "eager":
             p = self.config.attention_probs_dropout_prob
             attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)

@@ -236,6 +236,7 @@ class Dbrx(RouterOutputs):
         v = transpose(view(v, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         cos, sin = rotary
         q, k = self.rotate(q, k, cos, sin)
+        k, v = m.cached(k, v)
         attn_output, attn_weights = attention(m.run, q, k, v, mask, p=self.config.attn_pdrop)
         attn_output = reshape(attn_output, batch, seq, self.q_width)
         attn_output = (m / "out_proj").linear(attn_output)

@@ -227,6 +227,7 @@ class Falcon(Bloom):
         if alibi is None:
             cos, sin = rotary
             query_layer, key_layer = apply_rotary_pos_emb(query_layer, key_layer, cos, sin)
+        key_layer, value_layer = m.cached(key_layer, value_layer)
         if m.run.attention == "sdpa":
             attn_output = self.sdpa(query_layer, key_layer, value_layer, mask)
             attn_output = self.joined(attn_output)

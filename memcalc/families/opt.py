@@ -176,6 +176,7 @@ class OPT(Program):
         value_states = (m / "v_proj").linear(hidden_states)
         key_states = transpose(view(key_states, batch, seq, self.heads, self.head_dim), 1, 2)
         value_states = transpose(view(value_states, batch, seq, self.heads, self.head_dim), 1, 2)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = attention(
             m.run, query_states, key_states, value_states, mask, p=self.config.attention_dropout
         )

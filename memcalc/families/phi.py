@@ -141,6 +141,7 @@ class Phi(Llama):
         query_rot, key_rot = apply_rotary_pos_emb(query_rot, key_rot, cos, sin)
         query_states = cat((query_rot, query_pass), self.head_dim)
         key_states = cat((key_rot, key_pass), self.head_dim)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         width = merge(self.heads, self.head_dim)
         attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], width))

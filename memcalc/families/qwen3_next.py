@@ -151,6 +151,7 @@ class DeltaLayers(LinearOrFullLayers):
         key_states, value_states = self.normed_kv(m, hidden_states)
         cos, sin = rotary
         query_states, key_states = apply_partial_rotary_pos_emb(query_states, key_states, cos, sin)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = contiguous(reshape(attn_output, batch, seq, width))
         attn_output = attn_output * sigmoid(gate)

@@ -242,6 +242,7 @@ class RecurrentGemma(Llama):
             dtype = value_states.dtype
             cos, sin = rotary_embedding(m / "rotary_emb", positions, self.rotary_dim, self.rope_type, dtype=dtype)
         query_states, key_states = apply_partial_rotary_pos_emb(query_states, key_states, cos, sin)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)

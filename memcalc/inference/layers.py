@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
+    from memcalc.families.base.program import Program
     from memcalc.inputs.model import Model
 
 Kind = Literal["full", "sliding", "chunked", "latent", "recurrent", "cross"]
@@ -51,3 +52,17 @@ def cache_layers(model: Model) -> tuple[CacheLayer, ...]:
     """Return what each layer of a model keeps, in the order of the layers. Raises InputError for a model that does not
     generate."""
     raise NotImplementedError
+
+
+def windows_of(program: Program) -> tuple[dict[int, int], int]:
+    """Return the windows of the layers that have one, and the first layer with full attention, or layer 0
+    (`get_layer_types_and_kwargs` and `find_first_full_attention_index`)."""
+    config = program.config
+    kinds = getattr(program, "kinds", None) or getattr(config, "layer_types", None)
+    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    if kinds is None:
+        kinds = ["sliding_attention" if window else "chunked_attention" if chunk else "full_attention"] * program.layers
+    sizes = {"sliding_attention": window, "chunked_attention": chunk}
+    windows = {i: sizes[kind] for i, kind in enumerate(kinds) if kind in sizes}
+    full = next((i for i, kind in enumerate(kinds) if kind == "full_attention"), 0)
+    return windows, full
