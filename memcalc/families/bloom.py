@@ -14,7 +14,7 @@ from memcalc.core.ops.shape import reshape, select, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.masks import causal_mask, keys_of
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
@@ -124,8 +124,9 @@ class Bloom(GPT2):
 
     def alibi(self, run: Run, slopes: Tensor) -> Tensor:
         """Return each head's slope times the position, (batch·heads, 1, seq)."""
-        alibi = slopes * new_tensor(run.memory, (run.seq,), int64, "positions")
-        shape = (merge(run.batch, self.heads), ONE_DIM, run.seq)
+        keys = keys_of(run)
+        alibi = slopes * new_tensor(run.memory, (keys,), int64, "positions")
+        shape = (merge(run.batch, self.heads), ONE_DIM, keys)
         return cast(new_tensor(run.memory, shape, alibi.dtype, "alibi"), run.dtype)
 
     @module

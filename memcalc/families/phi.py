@@ -133,7 +133,7 @@ class Phi(Llama):
     def attention(
         self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None
     ) -> Attended:
-        query_states, key_states, value_states = self.qkv(m, hidden_states)
+        query_states, key_states, value_states, *_fused = self.qkv(m, hidden_states)
         cos, sin = rotary
         rest = Dim("head_dim-rotary_dim", self.head_dim.size - self.rotary_dim.size)
         query_rot, query_pass = part(query_states, self.rotary_dim), part(query_states, rest)
@@ -148,7 +148,8 @@ class Phi(Llama):
         attn_output = (m / self.output).linear(attn_output)
         return attn_output, attn_weights
 
-    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, *tuple[Tensor, ...]]:
+        """Return q, k and v, and what the attention's frame holds besides."""
         q, k, v = super().qkv(m, hidden_states)
         if self.config.qk_layernorm:
             q = self.norm_heads(m / "q_layernorm", q)

@@ -93,10 +93,9 @@ class XGLM(BioGpt):
         run.memory.scope = m.path
         _position_ids = new_tensor(run.memory, (run.seq,), int64, "position ids")
         positions = new_tensor(run.memory, (run.seq, self.hidden), run.dtype, "sines of the positions")
-        hidden_states = inputs_embeds + unsqueeze(positions, 0)
+        embedded = [inputs_embeds + unsqueeze(positions, 0)]
         del positions  # in the real code an operand without a name
-        hidden_states = dropout(hidden_states, self.p)
-        return self.decode(m, hidden_states, mask)
+        return self.decode(m, embedded, mask)
 
     @module
     def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None, *_positions: Tensor) -> Tensor:

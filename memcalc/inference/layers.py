@@ -55,14 +55,9 @@ def cache_layers(model: Model) -> tuple[CacheLayer, ...]:
 
 
 def windows_of(program: Program) -> tuple[dict[int, int], int]:
-    """Return the windows of the layers that have one, and the first layer with full attention, or layer 0
-    (`get_layer_types_and_kwargs` and `find_first_full_attention_index`)."""
-    config = program.config
-    kinds = getattr(program, "kinds", None) or getattr(config, "layer_types", None)
-    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
-    if kinds is None:
-        kinds = ["sliding_attention" if window else "chunked_attention" if chunk else "full_attention"] * program.layers
-    sizes = {"sliding_attention": window, "chunked_attention": chunk}
-    windows = {i: sizes[kind] for i, kind in enumerate(kinds) if kind in sizes}
-    full = next((i for i, kind in enumerate(kinds) if kind == "full_attention"), 0)
+    """Return the windows of the layers that have one, and the layer whose cache sizes the masks of full attention
+    (`find_first_full_attention_index`)."""
+    windows = program.cache_windows()
+    attends = getattr(program, "attends", None)
+    full = next((i for i in range(program.layers) if i not in windows and (attends is None or attends(i))), 0)
     return windows, full

@@ -16,6 +16,7 @@ from memcalc.core.collector import without_collections
 from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import fp32, int64
 from memcalc.core.ops.axes import narrow
+from memcalc.core.ops.elementwise import dropout
 from memcalc.core.tensor import Memory, StorageRow, new_tensor
 from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss
 from memcalc.families.base.module import Run, after_forward
@@ -60,7 +61,7 @@ def decode(program: Program, work: Workload, cache: DynamicCache, kept: Mapping[
 
 
 def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kept: Mapping[int, Kept]) -> Step:
-    memory = Memory({lm_head_loss: last_logits, causal_lm_loss: all_logits})
+    memory = Memory({lm_head_loss: last_logits, causal_lm_loss: all_logits, dropout: in_eval_mode})
     memory.grad_enabled = False
     run = Run(memory, work.dtype, work.attention, False, work.batch, tokens)
     for weight in program.weights():
@@ -84,6 +85,11 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
 def last_logits(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
     """Return the logits of each sequence's last token (`logits_to_keep=1`)."""
     return logits(narrow(hidden_states, 1, ONE_DIM))
+
+
+def in_eval_mode(x: Tensor, p: float) -> Tensor:
+    """Run dropout in `model.eval()`: return x."""
+    return x
 
 
 def all_logits(run: Run, logits: Tensor, labels: Tensor) -> Tensor:

@@ -262,6 +262,19 @@ class Program:
         weight, bias = (root / self.head_name).weight(), (root / self.unembedding).optional("bias")
         return root.run.linear(self.unembedding, hidden_states, weight, bias)
 
+    # --- what layers keep of earlier tokens
+
+    def cache_windows(self) -> dict[int, int]:
+        """Return the windows of the layers whose cache lets go of older tokens (transformers' cache_utils.py,
+        `get_layer_types_and_kwargs`)."""
+        config = self.config
+        sizes = {"sliding_attention": getattr(config, "sliding_window", None)}
+        sizes["chunked_attention"] = chunk = getattr(config, "attention_chunk_size", None)
+        kinds = getattr(config, "kinds", None) or getattr(config, "layer_types", None)
+        if kinds is None:
+            kinds = ["sliding_attention" if sizes["sliding_attention"] else "chunked_attention" if chunk else ""] * self.layers
+        return {i: window for i, kind in enumerate(kinds) if (window := sizes.get(kind))}
+
     # --- the stack of layers
 
     def variant(self, i: int) -> Hashable:
