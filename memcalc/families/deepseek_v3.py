@@ -111,6 +111,7 @@ class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
 
     Config = DeepseekV3Config
+    caches_latents = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

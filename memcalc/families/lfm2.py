@@ -16,7 +16,7 @@ from memcalc.families.base.blocks import QKV, Attended, Rotary, act, apply_mask_
 from memcalc.families.base.config import Bounds, Count, Layers, check_divides
 from memcalc.families.base.hybrid import LinearOrFullLayers
 from memcalc.families.base.layer_types import LayerTypesConfig
-from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
@@ -128,6 +128,9 @@ class Lfm2(LinearOrFullLayers):
         super().__init__(config)
         self.ffn = Dim("ffn", self.mlp_width())
         self.kernel = Dim("conv_kernel", config.conv_L_cache)
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return (State("convolution", (self.hidden, self.kernel)),) if self.linear(i) else ()
 
     def mlp_width(self) -> int:
         return self.config.ffn

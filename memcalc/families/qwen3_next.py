@@ -17,7 +17,7 @@ from memcalc.families.base.config import Activation, Count, CountOrNone, Layers,
 from memcalc.families.base.delta import GatedDeltaNet
 from memcalc.families.base.experts import REFUSED, check_experts
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
-from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.base.plans import GATED_MLP, QWEN3_HYBRID
 from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.router_outputs import RouterOutputsConfig
@@ -112,6 +112,9 @@ class DeltaLayers(LinearOrFullLayers):
                 yield weight
             elif weight.name == "self_attn.q_proj.weight":
                 yield from self.delta.weights("linear_attn")
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.delta.states() if self.linear(i) else ()
 
     def attention_weights(self) -> Iterator[Weight]:
         q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
     from memcalc.families.base.module import Module, Run
+    from memcalc.families.base.program import Program
 
 COMPONENT = "kv_cache"
 
@@ -68,7 +69,7 @@ class DynamicCache:
 
     def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Run `past_key_values.update`: join the layer's keys and values with the new ones. Returns all of them."""
-        layer = m.layer
+        layer = m.memory.layer  # a module that several layers share has the number of its owner
         assert layer is not None
         if layer not in self.kept:
             batch, heads, _, width = key_states.shape
@@ -96,6 +97,14 @@ class DynamicCache:
         layer = next(iter(self.windows), 0) if windowed else self.full
         past = tokens_kept(self.seen, self.windows.get(layer))
         return Dim(f"(cached+{queries.name})", past + queries.size) if past else queries
+
+
+def windows_of(program: Program) -> tuple[dict[int, int], int]:
+    """Return the windows of the layers that have one, and the layer whose cache sizes the masks of full attention
+    (masking_utils.py, `find_first_full_attention_index`)."""
+    windows = program.cache_windows()
+    full = next((i for i in range(program.layers) if i not in windows), 0)
+    return windows, full
 
 
 def window_tensor(run: Run, layer: int) -> Tensor:

@@ -85,6 +85,16 @@ def after_forward(buffers: Iterable[Buffer], seq_len: int) -> Iterator[Buffer]:
         yield buffer._replace(name=f"{buffer.name}: max_seq_len_cached", shape=(), dtype=int64, registered=False)
 
 
+class State(NamedTuple):
+    """A tensor of fixed size that a layer keeps from token to token: the last inputs of a convolution, a recurrence's state."""
+
+    name: str
+    shape: Shape
+    """The shape without the batch."""
+    dtype: DType | None = None
+    """The dtype; None: that of the model."""
+
+
 class Input(NamedTuple):
     """A tensor of the batch. A floating-point one has the model's dtype."""
 

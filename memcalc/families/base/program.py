@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.config import FamilyConfig
-    from memcalc.families.base.module import Buffer, Module, Run
+    from memcalc.families.base.module import Buffer, Module, Run, State
     from memcalc.families.base.replacing import Adapters
     from memcalc.layout.tensor_parallel import TensorParallel
 
@@ -274,6 +274,13 @@ class Program:
         if kinds is None:
             kinds = ["sliding_attention" if sizes["sliding_attention"] else "chunked_attention" if chunk else ""] * self.layers
         return {i: window for i, kind in enumerate(kinds) if (window := sizes.get(kind))}
+
+    caches_latents: bool = False
+    """True if the cache has one latent for all heads, and the part of the keys that they share."""
+
+    def states(self, i: int) -> tuple[State, ...]:
+        """Return what layer `i` keeps besides keys and values."""
+        return ()
 
     # --- the stack of layers
 
