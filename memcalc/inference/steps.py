@@ -36,6 +36,8 @@ class Step(NamedTuple):
 
     log: list[int]
     rows: list[StorageRow]
+    segments: list[tuple[int, str, int | None]]
+    """The places in the log at which another phase or layer begins."""
     kept: Mapping[int, Kept]
 
 
@@ -77,7 +79,7 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
     memory.scope = "sampling"
     next_token_logits = new_tensor(memory, (work.batch, logits.shape[-1]), fp32, "next token logits")
     next_tokens = new_tensor(memory, (work.batch,), int64, "next tokens")
-    out = Step(list(memory.log), memory.rows, cache.kept)
+    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept)
     del next_token_logits, next_tokens, logits, batch_of
     return out
 
