@@ -7,6 +7,7 @@ every rank.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.errors import InputError
@@ -28,23 +29,52 @@ class Stage(NamedTuple):
 
 def rank_program(model: Model, asked: Asked) -> Program:
     """Return the program of one tensor-parallel rank. Raises InputError if the model cannot be cut like that."""
-    check_experts(model, asked.ep)
+    check_experts(model, asked)
     if asked.tp == 1:
         return model.program
-    from memcalc.layout.tensor_parallel import split, split_dims
+    from memcalc.layout.tensor_parallel import part, split, split_dims
 
     plan = plan_of(model, asked.tp)
     program: Any = model.program
+    width = expert_width_ranks(asked)
+    if asked.ep > 1:
+        plan = without_experts(program, plan)
     for name in split_dims(program, plan):
         size, tp = getattr(program, name).size, asked.tp
         repeated = name == "kv_heads" and tp % size == 0
         if name != "vocab" and size % tp and not repeated:
             raise InputError(f"--tp {tp}: does not divide the {size} {_WORDS[name]} of {model.name}")
     if "moe_tp_experts" in plan.values() and getattr(program, "experts", None) is not None:
-        width = program.experts.ffn.size
-        if width % asked.tp:
-            raise InputError(f"--tp {asked.tp}: does not divide the experts' width {width} of {model.name}")
-    return split(program, plan, asked.tp)
+        check_width(model, width)
+    own: Any = split(program, plan, asked.tp)
+    if asked.ep > 1 and width > 1:
+        from memcalc.layout.split_experts import SplitExperts
+
+        check_width(model, width)
+        own.experts = SplitExperts(program.experts, replace(program.experts, ffn=part(program.experts.ffn, width)))
+    return own
+
+
+def expert_width_ranks(asked: Asked) -> int:
+    """Return the ranks that share one expert's width. Ranks that share experts are the tensor-parallel ones, and more of them
+    replicas of the attention, as in vLLM and SGLang."""
+    return max(1, asked.tp // asked.ep)
+
+
+def without_experts(program: Program, plan: Plan) -> Plan:
+    """Return a plan that leaves the routed experts whole."""
+    from memcalc.layout.expert_parallel import expert_path
+
+    path = expert_path(program)
+    return {name: style for name, style in plan.items() if not f"{name}.".startswith(f"{path}.")}
+
+
+def check_width(model: Model, ranks: int) -> None:
+    """Raise InputError if `ranks` ranks cannot share the width of an expert."""
+    program: Any = model.program
+    width = program.experts.ffn.size
+    if width % ranks:
+        raise InputError(f"--tp {ranks}: does not divide the experts' width {width} of {model.name}")
 
 
 _WORDS = {
@@ -67,13 +97,15 @@ def plan_of(model: Model, tp: int) -> Plan:
     return plan
 
 
-def check_experts(model: Model, ep: int) -> None:
-    """Raise InputError if `ep` ranks cannot share the experts evenly."""
-    experts = model.program.routed[1]
+def check_experts(model: Model, asked: Asked) -> None:
+    """Raise InputError if the ranks cannot share the experts evenly."""
+    experts, ep, tp = model.program.routed[1], asked.ep, asked.tp
     if ep > 1 and experts == 1:
         raise InputError(f"--ep {ep}: {model.name} has no routed experts; allowed: 1")
     if experts % ep:
         raise InputError(f"--ep {ep}: does not divide the {experts} experts of {model.name}")
+    if max(ep, tp) % min(ep, tp):
+        raise InputError(f"--ep {ep}: the ranks are those of --tp {tp} or replicas of them; allowed: a divisor or a multiple of {tp}")
 
 
 def stages_of(model: Model, pp: int) -> list[Stage]:

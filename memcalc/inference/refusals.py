@@ -21,8 +21,8 @@ def refuse_model(model: Model, asked: Asked) -> None:
         )
     if model.support.only_engine is not None:
         raise InputError(f"--model {model.name}: a {model.model_type} is trained by {model.support.only_engine} alone")
-    if not program.generates:
-        raise InputError(f"--model {model.name}: a {model.model_type} does not generate, so it has no cache")
+    if program.cacheless is not None:
+        raise InputError(f"--model {model.name}: a {model.model_type} {program.cacheless}, so it has no cache to size")
     for name in ("block_size", "gpu_memory_utilization"):
         if getattr(asked, name) is not None:
             option = "--" + name.replace("_", "-")

@@ -220,8 +220,7 @@ class Inferred:
 
     @property
     def outside(self) -> list[Any]:
-        gpus = self.asked.tp * self.asked.pp * (self.asked.ep if self.asked.tp == 1 else 1)
-        return shown.device_items(gpus, self.gpu)
+        return shown.device_items(self.asked.pp * max(self.asked.tp, self.asked.ep), self.gpu)
 
     @cached_property
     def fit(self) -> Fit | None:
@@ -229,6 +228,11 @@ class Inferred:
             return None
         needs, capacity = self.needs(), self.gpu.capacity
         return Fit(self.gpu.name, capacity, needs <= capacity, capacity - needs, needs)
+
+    @property
+    def fits(self) -> bool | None:
+        """Tell whether the GPU has room; None without a GPU."""
+        return None if self.fit is None else self.fit.fits
 
     @cached_property
     def max_sequences(self) -> int | None:

@@ -66,6 +66,7 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
     memory = Memory({lm_head_loss: last_logits, causal_lm_loss: all_logits, dropout: in_eval_mode})
     memory.grad_enabled = False
     run = Run(memory, work.dtype, work.attention, False, work.batch, tokens)
+    run.tensor_parallel = program.tensor_parallel
     for weight in program.weights():
         run.add_weight(weight, wants_gradient=False)
     for buffer in after_forward(program.buffers(), cache.seen + tokens.size):

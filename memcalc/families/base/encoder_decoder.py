@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class EncoderDecoder(Program):
     """A program of two stacks. `layers` counts the layers of both."""
 
+    decodes = False
     one_stack = False
     look_ups = 2
 
