@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim
 from memcalc.errors import InputError
-from memcalc.inference.caches import DynamicCache, windows_of
+from memcalc.inference.caches import DynamicCache, StaticCache, windows_of
 from memcalc.inference.options import DTYPES, Asked, check
 from memcalc.inference.parallel import rank_program, stages_of
 from memcalc.inference.refusals import refuse_model
 from memcalc.inference.report import Inferred, Ran
-from memcalc.inference.steps import Workload, decode, prefill
+from memcalc.inference.steps import Workload, decode, held, held_behind_encoder, prefill
 from memcalc.inputs.gpu import named_gpu
 from memcalc.inputs.model import Model, load_model
 
@@ -64,9 +64,18 @@ def ran(model: Model, asked: Asked) -> Ran:
     batch = _batch(asked.batch_size)
     work = Workload(DTYPES[asked.dtype], asked.attention, batch, asked.prompt_len)
     windows, full = windows_of(program)
+    seen = asked.prompt_len + asked.new_tokens
+    if not program.one_stack:
+        behind: Any = program
+        own = (asked.prompt_len if behind.decoder_cache.prompted else 1) + asked.new_tokens
+        return Ran(program, held_behind_encoder(behind, work, own), (), tuple(stages_of(model, asked.pp)))
+    if not program.decodes or asked.cache == "static":
+        kept = prefill(program, work._replace(prompt=2), DynamicCache(windows, full)).kept
+        cache = (StaticCache if asked.cache == "static" else DynamicCache)(windows, full, seen)
+        return Ran(program, held(program, work, cache, kept), (), tuple(stages_of(model, asked.pp)))
     first = prefill(program, work, DynamicCache(windows, full))
-    seen = sorted({asked.prompt_len, asked.prompt_len + asked.new_tokens - 1}) if asked.new_tokens else []
-    steps = tuple(decode(program, work, DynamicCache(windows, full, n), first.kept) for n in seen)
+    before = sorted({asked.prompt_len, seen - 1}) if asked.new_tokens else []
+    steps = tuple(decode(program, work, DynamicCache(windows, full, n), first.kept) for n in before)
     return Ran(program, first, steps, tuple(stages_of(model, asked.pp)))
 
 

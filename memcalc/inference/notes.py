@@ -14,6 +14,9 @@ def notes(inferred: Inferred) -> list[str]:
         f"prompts of equal length without padding; each of the {asked.new_tokens} new tokens goes through the model once, and "
         "`generate` leaves its last one out"
     )
+    if not inferred.has_peaks:
+        what = "with a static cache" if asked.cache == "static" else f"of a {inferred.model.model_type} with a cache"
+        out.append(f"the forward {what} is not modelled: peaks and the total are not known, weights and caches are")
     if asked.ep > 1:
         out.append("temporaries are those of a rank whose experts get all tokens: less if they are shared evenly")
     if asked.pp > 1:

@@ -27,5 +27,5 @@ def refuse_model(model: Model, asked: Asked) -> None:
         if getattr(asked, name) is not None:
             option = "--" + name.replace("_", "-")
             raise InputError(f"{option} {getattr(asked, name)}: transformers' cache has no blocks; leave it out")
-    if asked.cache == "static":
-        raise InputError("--cache static: not modelled; allowed: dynamic")
+    if asked.cache == "static" and not program.one_stack:
+        raise InputError(f"--cache static: not modelled for a {model.model_type}; allowed: dynamic")

@@ -56,7 +56,8 @@ class Fit(NamedTuple):
 
     gpu: str
     capacity: int
-    fits: bool
+    fits: bool | None
+    """None if only weights and caches are known, and they fit."""
     headroom: int
     needs: int
 
@@ -99,7 +100,15 @@ class Inferred:
         return self.weights_of(self.stage)
 
     @property
-    def prefill_peak(self) -> int:
+    def has_peaks(self) -> bool:
+        """Tell whether the run is known, and not only what its caches hold."""
+        return self.run.program.decodes and self.asked.cache == "dynamic"
+
+    @property
+    def prefill_peak(self) -> int | None:
+        """Return the peak of the prefill; None if the run is not known."""
+        if not self.has_peaks:
+            return None
         return self.weights + highest(On(self.run.prefill, self.stage), self.scale().nbytes).nbytes
 
     @property
@@ -110,8 +119,14 @@ class Inferred:
         return self.weights + max(peaks) if peaks else None
 
     @property
-    def total(self) -> int:
-        return max(self.prefill_peak, self.decode_peak or 0)
+    def total(self) -> int | None:
+        """Return the most bytes alive; None if the run is not known."""
+        return None if self.prefill_peak is None else max(self.prefill_peak, self.decode_peak or 0)
+
+    @property
+    def least(self) -> int:
+        """Return the bytes of what is there between two steps: weights and caches."""
+        return self.weights + self.kv_cache + self.state_cache
 
     @property
     def _peak_step(self) -> Step:
@@ -227,7 +242,8 @@ class Inferred:
         if self.gpu is None:
             return None
         needs, capacity = self.needs(), self.gpu.capacity
-        return Fit(self.gpu.name, capacity, needs <= capacity, capacity - needs, needs)
+        fits = needs <= capacity if self.has_peaks or needs > capacity else None
+        return Fit(self.gpu.name, capacity, fits, capacity - needs, needs)
 
     @property
     def fits(self) -> bool | None:
@@ -237,7 +253,7 @@ class Inferred:
     @cached_property
     def max_sequences(self) -> int | None:
         """Return the largest batch of such sequences that the GPU has room for; None without a GPU."""
-        if self.gpu is None:
+        if self.gpu is None or not self.has_peaks:
             return None
         from memcalc.inference.largest import largest_batch
 

@@ -50,16 +50,20 @@ def _answer(inferred: Inferred) -> list[RenderableType]:
     fit, gpus = inferred.fit, inferred.asked.tp * inferred.asked.pp > 1 or inferred.asked.ep > 1
     who = "each GPU" if gpus else "one GPU"
     if fit is None or inferred.gpu is None:
+        if inferred.total is None:
+            return [Folded(Text(f"{who} holds {show_bytes(inferred.least)} of weights and caches", style="bold"))]
         text = Text(f"{who} needs {show_bytes(inferred.needs())}", style="bold")
         text.append(f": {show_bytes(inferred.total)} of tensors at the peak; --gpu tells whether it fits", "not bold")
         return [Folded(text)]
     size = f"{inferred.gpu.full_name} ({show_bytes(fit.capacity)})"
+    if fit.fits is None:
+        return [Folded(Text(f"weights and caches leave {show_bytes(fit.headroom)} of {size}", style="bold yellow"))]
     if fit.fits:
         head = Text(f"fits {size}: {show_bytes(fit.headroom)} to spare", style="bold green")
     else:
         head = Text(f"does not fit {size}: {show_bytes(-fit.headroom)} too much", style="bold red")
     many = inferred.max_sequences
-    return [Folded(head), Folded(f"at most {many} such sequences at once")]
+    return [Folded(head), *([] if many is None else [Folded(f"at most {many} such sequences at once")])]
 
 
 def _table(inferred: Inferred, width: int) -> Table:
@@ -89,8 +93,10 @@ def _table(inferred: Inferred, width: int) -> Table:
 def _after(inferred: Inferred) -> list[RenderableType]:
     token, whole = inferred.kv_bytes_per_token(), inferred.kv_bytes_per_token_all_gpus
     lines = [f"keys and values: {show_bytes(token)} per token" + (f" on a GPU, {show_bytes(whole)} on all" if whole != token else "")]
-    ratio = inferred.total / inferred.rule_of_thumb if inferred.rule_of_thumb else 0
-    lines.append(f"rule of thumb: 1.2 × weights = {show_bytes(inferred.rule_of_thumb)}; the run's peak is {ratio:.2f} times that")
+    rule = f"rule of thumb: 1.2 × weights = {show_bytes(inferred.rule_of_thumb)}"
+    if inferred.total is not None:
+        rule += f"; the run's peak is {inferred.total / inferred.rule_of_thumb:.2f} times that"
+    lines.append(rule)
     return ["", *(Folded(line) for line in lines)]
 
 
