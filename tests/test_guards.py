@@ -52,6 +52,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.estimation.compute",),
     ("memcalc.timing",),
     ("memcalc.estimation",),
+    ("memcalc.inference",),
     ("memcalc.validate",),
     ("memcalc",),
     ("memcalc.report",),
