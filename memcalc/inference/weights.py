@@ -53,6 +53,13 @@ def weight_rows(model: Model, dtype: DType, method: Method | None, program: Prog
     `program` is that of one tensor-parallel rank; its weights are packed after they are cut, as vLLM makes them. Raises
     InputError if a weight does not fit the method.
     """
+    return tuple(_counted(row for _, row in rows_by_weight(model, dtype, method, program)))
+
+
+def rows_by_weight(
+    model: Model, dtype: DType, method: Method | None, program: Program | None = None
+) -> Iterator[tuple[Weight, Row]]:
+    """Yield every weight with each row of what holds it, as `weight_rows` counts them."""
     if method is not None and not is_modelled(model):
         raise InputError(
             f"--quantize {method.name}: for a {model.model_type} the linear layers are not all known, so this is not modelled; "
@@ -62,7 +69,7 @@ def weight_rows(model: Model, dtype: DType, method: Method | None, program: Prog
     if method is not None:
         places = linear_places(model, method.rule, method.left_out)
     is_conv1d = model.model_type in CONV1D
-    return tuple(_counted(_rows(program or model.program, dtype, method, places, is_conv1d)))
+    yield from _rows(program or model.program, dtype, method, places, is_conv1d)
 
 
 def _counted(rows: Iterator[Row]) -> Iterator[Row]:
@@ -79,24 +86,18 @@ def _counted(rows: Iterator[Row]) -> Iterator[Row]:
 
 def _rows(
     program: Program, dtype: DType, method: Method | None, places: frozenset[Place], is_conv1d: bool
-) -> Iterator[Row]:
+) -> Iterator[tuple[Weight, Row]]:
     read = program.source or program.weights_source
     for weight in program.weights():
         stored = None if method is None else _stored(weight, method, places, is_conv1d)
         if stored is None or method is None:
             own = _bias_dtype(weight, method) or weight.dtype or dtype
-            yield Row("parameters", weight.name, weight.shape, own, basis=program.basis, source=read)
+            yield weight, Row("parameters", weight.name, weight.shape, own, basis=program.basis, source=read)
             continue
         basis: Basis = "modelled" if weight.component == "experts" and method.rule.source.endswith(_SERVED) else "exact"
         for one in stored:
-            yield Row(
-                "parameters",
-                _named(weight.name, one.name),
-                one.shape,
-                one.dtype,
-                basis=basis,
-                source=method.format.source,
-            )
+            name = _named(weight.name, one.name)
+            yield weight, Row("parameters", name, one.shape, one.dtype, basis=basis, source=method.format.source)
 
 
 def _stored(weight: Weight, method: Method, places: frozenset[Place], is_conv1d: bool) -> tuple[Stored, ...] | None:
