@@ -1,8 +1,9 @@
 """The table of `accelerate estimate-memory` (Hugging Face's model-memory calculator), and the exact one beside it.
 
-accelerate counts the model that AutoModel makes, which has no output head, in fp32 with its buffers, and divides by 2, 4 and 8:
-every weight is quantised, and no scale is counted (accelerate/commands/estimate.py). "Training using Adam" is four times the fp32
-weights for float32, and twice for 16 bits. The exact numbers are those of the model with its head, quantised as bitsandbytes does.
+accelerate counts the model that AutoModel makes, which has no output head, in fp32 with its buffers, and divides by 2, 4 and
+8: every weight is quantised, and no scale is counted (accelerate/commands/estimate.py). "Training using Adam" is four times the
+fp32 weights for float32, and twice for 16 bits. The exact numbers are those of the model with its head, quantised as
+bitsandbytes does.
 """
 
 from __future__ import annotations
