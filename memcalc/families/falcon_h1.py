@@ -17,7 +17,7 @@ from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, Several, check_divides
 from memcalc.families.base.hybrid import Hybrid
 from memcalc.families.base.masks import recurrent_mask
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
@@ -150,6 +150,9 @@ class FalconH1(Hybrid):
     def mixes(self, i: int) -> bool:
         """Return True: every layer has attention too, so all layers take the mask."""
         return False
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.mixer.states()
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.feed_forward_weights(i)

@@ -16,7 +16,7 @@ from memcalc.families.base.blocks import QKV, Attended, Rotary, act, apply_mask_
 from memcalc.families.base.config import Bounds, Count, Layers, check_divides
 from memcalc.families.base.hybrid import LinearOrFullLayers
 from memcalc.families.base.layer_types import LayerTypesConfig
-from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
@@ -129,6 +129,9 @@ class Lfm2(LinearOrFullLayers):
         self.ffn = Dim("ffn", self.mlp_width())
         self.kernel = Dim("conv_kernel", config.conv_L_cache)
 
+    def states(self, i: int) -> tuple[State, ...]:
+        return (State("convolution", (self.hidden, self.kernel)),) if self.linear(i) else ()
+
     def mlp_width(self) -> int:
         return self.config.ffn
 
@@ -194,6 +197,7 @@ class Lfm2(LinearOrFullLayers):
     @module
     def attention(self, m: Module, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
         query_states, key_states, value_states = self.rotated_qkv(m, hidden_states, rotary)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         return (m / "out_proj").linear(attn_output), attn_weights

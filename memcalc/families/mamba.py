@@ -22,7 +22,7 @@ from memcalc.core.ops.shape import split, transpose, unsqueeze
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, apply_mask_to_padding_states, causal_lm_loss, rms_norm
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
-from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
@@ -81,6 +81,13 @@ class SelectiveMixer:
         yield from linear_weights(f"{path}.x_proj", inner, time_step_b_c, "mixer", bias=False)
         yield from linear_weights(f"{path}.dt_proj", self.rank, inner, "mixer", bias=True)
         yield from linear_weights(f"{path}.out_proj", inner, self.hidden, "mixer", bias=self.bias)
+
+    def states(self) -> tuple[State, ...]:
+        """Return what the mixer keeps from token to token."""
+        return (
+            State("convolution", (self.inner, self.kernel)),
+            State("recurrent state", (self.inner, self.state), fp32),
+        )
 
     used_by_itself: ClassVar[tuple[str, ...]] = (
         "conv1d.weight", "conv1d.bias", "dt_proj.weight", "dt_proj.bias", "x_proj.weight", "out_proj.weight",
@@ -149,6 +156,9 @@ class Mamba(Program):
             "kernel": config.conv_kernel, "rank": config.time_step_rank, "bias": config.use_bias,
             "conv_bias": config.use_conv_bias, "activation": config.hidden_act,
         }  # fmt: skip
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.mixer.states()
 
     def branch(self, batch: int, seq: int) -> Hashable:
         return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out

@@ -22,7 +22,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, apply_mask_to_padding_states
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Several
 from memcalc.families.base.masks import recurrent_mask
-from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import Mamba, causal_conv1d
@@ -103,6 +103,13 @@ class StateSpace:
 
     def norm_weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.norm.weight", (self.inner,), "norm")
+
+    def states(self) -> tuple[State, ...]:
+        """Return what the mixer keeps from token to token."""
+        return (
+            State("convolution", (self.conv_dim, self.kernel)),
+            State("recurrent state", (self.heads, self.head_dim, self.state), fp32),
+        )
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:

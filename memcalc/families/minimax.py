@@ -18,7 +18,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, apply_mask_to_padding_states, rms_norm
 from memcalc.families.base.config import Count
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mixtral import Mixtral, MixtralConfig
@@ -115,6 +115,11 @@ class MiniMax(LinearOrFullLayers, Mixtral):
         self.lightning = LightningAttention(
             self.hidden, self.heads, self.head_dim, config.block_size, config.hidden_act
         )
+
+    def states(self, i: int) -> tuple[State, ...]:
+        lightning = self.lightning
+        state = State("recurrent state", (lightning.heads, lightning.head_dim, lightning.head_dim))
+        return (state,) if self.linear(i) else ()
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         if self.linear(i):

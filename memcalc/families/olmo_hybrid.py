@@ -18,7 +18,7 @@ from memcalc.families.base.blocks import QKV, apply_mask_to_padding_states
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, check_divides
 from memcalc.families.base.delta import GatedDeltaNet, chunk_gated_delta_rule
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.plans import OLMO2
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
@@ -175,6 +175,9 @@ class OlmoHybrid(LinearOrFullLayers, Olmo2):
         yield from self.norm_weights("input_layernorm")
         yield from self.norm_weights("post_attention_layernorm")
         yield from self.delta.weights("linear_attn")
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.delta.states() if self.linear(i) else ()
 
     def frequencies(self) -> Iterator[Buffer]:
         if self.rotates:

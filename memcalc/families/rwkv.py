@@ -21,7 +21,7 @@ from memcalc.core.ops.selection import larger
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, lm_head_loss
 from memcalc.families.base.config import Count, FamilyConfig, Layers
-from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
@@ -74,6 +74,11 @@ class Rwkv(Program):
 
     def branch(self, batch: int, seq: int) -> Hashable:
         return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out
+
+    def states(self, i: int) -> tuple[State, ...]:
+        """Return what the layer keeps: the last inputs of both blocks, and the three numbers of each channel's average."""
+        averages = (State(f"{name} of the average", (self.hidden,), fp32) for name in ("numerator", "denominator", "maximum"))
+        return State("feed-forward input", (self.hidden,)), State("attention input", (self.hidden,)), *averages
 
     # --- weights
 

@@ -1,12 +1,20 @@
-"""What each layer of a model keeps of the tokens that it has seen: keys and values, latents, recurrent states."""
+"""What each layer of a model keeps of the tokens that it has seen: keys and values, latents, recurrent states.
+
+Keys and values have the shapes in which the family's forward hands them to the cache; states are those that the family names.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import bf16
+from memcalc.inference.caches import DynamicCache, windows_of
+from memcalc.inference.steps import Workload, prefill
+
 if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
-    from memcalc.inputs.model import Model
+    from memcalc.families.base.program import Program
 
 Kind = Literal["full", "sliding", "chunked", "latent", "recurrent", "cross"]
 
@@ -47,7 +55,20 @@ class CacheLayer(NamedTuple):
         return self.kv_heads * (self.k_width + self.v_width)
 
 
-def cache_layers(model: Model) -> tuple[CacheLayer, ...]:
-    """Return what each layer of a model keeps, in the order of the layers. Raises InputError for a model that does not
-    generate."""
-    raise NotImplementedError
+def cache_layers(program: Program) -> tuple[CacheLayer, ...]:
+    """Return what each layer of a model's program keeps, in the order of the layers."""
+    windows, full = windows_of(program)
+    work = Workload(bf16, program.attention_kinds[0], Dim("batch", 1), 2)
+    kept = prefill(program, work, DynamicCache(windows, full)).kept
+    windowed: Kind = "chunked" if getattr(program.config, "attention_chunk_size", None) else "sliding"
+    out: list[CacheLayer] = []
+    for i in range(program.layers):
+        states = tuple(State(s.name, tuple(dim.size for dim in s.shape), s.dtype) for s in program.states(i))
+        if i in kept:
+            _, heads, k_width = kept[i].keys
+            kind: Kind = windowed if i in windows else "latent" if program.caches_latents else "full"
+            v_width = kept[i].values[2].size
+            out.append(CacheLayer(i, kind, heads.size, k_width.size, v_width, windows.get(i), states))
+        elif states:
+            out.append(CacheLayer(i, "recurrent", states=states))
+    return tuple(out)

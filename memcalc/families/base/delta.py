@@ -21,7 +21,7 @@ from memcalc.core.ops.shape import cat, reshape, split, transpose, unsqueeze, vi
 from memcalc.core.ops.triangular import solve_triangular
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, apply_mask_to_padding_states
-from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
 
@@ -66,6 +66,13 @@ class GatedDeltaNet:
         ba = Dim("2·value_heads", 2 * self.value_heads.size)
         yield from linear_weights(f"{path}.in_proj_qkvz", self.hidden, qkvz, "mixer", bias=False)
         yield from linear_weights(f"{path}.in_proj_ba", self.hidden, ba, "mixer", bias=False)
+
+    def states(self) -> tuple[State, ...]:
+        """Return what the module keeps from token to token."""
+        return (
+            State("convolution", (self.conv_dim, self.kernel)),
+            State("recurrent state", (self.value_heads, self.key_dim, self.value_dim), fp32),
+        )
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memcalc.core.dims import Shape
+    from memcalc.core.dims import Dim, Shape
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.module import Module
@@ -53,6 +53,18 @@ class Adapters(Protocol):
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         """Run the adapted module `m`, whose own layer is `base`."""
+        ...
+
+
+class Cache(Protocol):
+    """What layers keep of the tokens that they have seen (`memcalc.inference`)."""
+
+    def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of new tokens in the layer of `m`. Returns those that the layer attends to."""
+        ...
+
+    def keys_in_mask(self, queries: Dim, *, windowed: bool) -> Dim:
+        """Return the keys that a mask of full or of windowed layers covers (`get_mask_sizes`)."""
         ...
 
 

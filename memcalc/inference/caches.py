@@ -1,0 +1,145 @@
+"""transformers' DynamicCache and StaticCache on paper (cache_utils.py): what each layer holds, and what an update allocates.
+
+A dynamic layer joins its keys with the new ones (`torch.cat`), then its values; the old tensors are there until the new ones
+are. A dynamic sliding layer joins both before it lets go of the old ones. It keeps a view of the last `window - 1` tokens,
+whose storage has all that were joined: after a prompt all of its tokens, later `window`. A static layer allocates its
+longest length once and writes into it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.axes import narrow
+from memcalc.core.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.core.dims import Shape
+    from memcalc.core.dtypes import DType
+    from memcalc.families.base.module import Module, Run
+    from memcalc.families.base.program import Program
+
+COMPONENT = "kv_cache"
+
+
+class Pair(NamedTuple):
+    """The keys and values of one layer, (batch, kv_heads, tokens, width) each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Kept(NamedTuple):
+    """The shapes, without tokens, and dtypes of what a layer caches, as its first update was given them."""
+
+    scope: str
+    keys: Shape
+    values: Shape
+    key_dtype: DType
+    value_dtype: DType
+
+
+class DynamicCache:
+    """A DynamicCache(config=model.config). `windows` has the windows of the layers that have one."""
+
+    def __init__(self, windows: Mapping[int, int], full: int, seen: int = 0) -> None:
+        """Begin an empty cache, or with `fill` one that has `seen` tokens. `full` is the first layer without a window."""
+        self.windows = windows
+        self.full = full
+        self.seen = seen
+        self.layers: dict[int, Pair] = {}
+        self.kept: dict[int, Kept] = {}
+        self.numbers: list[Tensor] = []
+
+    def fill(self, run: Run, kept: Mapping[int, Kept], prompt: int) -> None:
+        """Allocate what the cache holds after `seen` tokens, `prompt` of which came at once."""
+        self.kept = dict(kept)
+        self.numbers = [window_tensor(run, layer) for layer in self.windows]
+        for layer, one in kept.items():
+            held = tokens_held(self.seen, prompt, self.windows.get(layer))
+            visible = tokens_kept(self.seen, self.windows.get(layer))
+            run.memory.layer, run.memory.scope = layer, one.scope
+            shapes = ((one.keys, one.key_dtype, "keys"), (one.values, one.value_dtype, "values"))
+            self.layers[layer] = Pair(*(_past(run, shape, dtype, name, held, visible) for shape, dtype, name in shapes))
+        run.memory.layer, run.memory.scope = None, ""
+
+    def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Run `past_key_values.update`: join the layer's keys and values with the new ones. Returns all of them."""
+        layer = m.memory.layer  # a module that several layers share has the number of its owner
+        assert layer is not None
+        if layer not in self.kept:
+            batch, heads, _, width = key_states.shape
+            values = (batch, heads, value_states.shape[3])
+            self.kept[layer] = Kept(m.path, (batch, heads, width), values, key_states.dtype, value_states.dtype)
+        past = self.layers.pop(layer, None)
+        if layer in self.windows:
+            keys = _joined(None if past is None else past.keys, key_states, "keys")
+            values = _joined(None if past is None else past.values, value_states, "values")
+            self.layers[layer] = Pair(*(last_tokens(x, self.windows[layer]) for x in (keys, values)))
+            return keys, values
+        if past is None:
+            self.layers[layer] = Pair(_joined(None, key_states, "keys"), _joined(None, value_states, "values"))
+        else:
+            old_keys, old_values = past
+            del past
+            keys = _joined(old_keys, key_states, "keys")
+            del old_keys
+            self.layers[layer] = Pair(keys, _joined(old_values, value_states, "values"))
+            del old_values, keys
+        return self.layers[layer]
+
+    def keys_in_mask(self, queries: Dim, *, windowed: bool) -> Dim:
+        """Return the keys that a mask covers: of the first layer with a window or without one (`get_mask_sizes`)."""
+        layer = next(iter(self.windows), 0) if windowed else self.full
+        past = tokens_kept(self.seen, self.windows.get(layer))
+        return Dim(f"(cached+{queries.name})", past + queries.size) if past else queries
+
+
+def windows_of(program: Program) -> tuple[dict[int, int], int]:
+    """Return the windows of the layers that have one, and the layer whose cache sizes the masks of full attention
+    (masking_utils.py, `find_first_full_attention_index`)."""
+    windows = program.cache_windows()
+    full = next((i for i in range(program.layers) if i not in windows), 0)
+    return windows, full
+
+
+def window_tensor(run: Run, layer: int) -> Tensor:
+    """Allocate a sliding layer's window as a tensor (`_sliding_window_tensor`)."""
+    run.memory.layer = layer
+    return new_tensor(run.memory, (), int64, "window as a tensor", component=COMPONENT)
+
+
+def last_tokens(x: Tensor, window: int) -> Tensor:
+    """Compute `x[:, :, -window + 1 :, :]`: a view. A window of one keeps all tokens."""
+    tokens = x.shape[2]
+    kept = tokens_kept(tokens.size, window)
+    return narrow(x, 2, Dim("window-1", kept) if kept < tokens.size else tokens)
+
+
+def tokens_kept(seen: int, window: int | None) -> int:
+    """Return the tokens that a dynamic layer keeps of `seen` ones."""
+    return seen if window is None or window == 1 else min(seen, window - 1)
+
+
+def tokens_held(seen: int, prompt: int, window: int | None) -> int:
+    """Return the tokens whose bytes a dynamic layer holds after `seen` ones, the first `prompt` of which came at once."""
+    return seen if seen <= prompt else tokens_kept(seen - 1, window) + 1
+
+
+def _past(run: Run, shape: Shape, dtype: DType, name: str, held: int, visible: int) -> Tensor:
+    batch, heads, width = shape
+    whole = new_tensor(run.memory, (batch, heads, Dim("cached", held), width), dtype, name, component=COMPONENT)
+    return whole if visible == held else narrow(whole, 2, Dim("window-1", visible))
+
+
+def _joined(past: Tensor | None, new: Tensor, name: str) -> Tensor:
+    """Compute `torch.cat((past, new), dim=-2)`. Without a past it is a copy."""
+    batch, heads, tokens, width = new.shape
+    if past is not None:
+        tokens = Dim(f"(cached+{tokens.name})", past.shape[2].size + tokens.size)
+    dtype = new.dtype if past is None or past.dtype.itemsize <= new.dtype.itemsize else past.dtype
+    return new_tensor(new.memory, (batch, heads, tokens, width), dtype, name, component=COMPONENT)
