@@ -22,7 +22,11 @@ from inference.vllm_cases import CASES, Case
 _STAND_INS: dict[str, tuple[str, ...]] = {
     "vllm.config": ("SpeculativeConfig", "VllmConfig"),
     "vllm.v1.core.kv_cache_config_builder": ("KVCacheConfigBuilder",),
-    "vllm.v1.hisparse.layout": ("get_hisparse_host_pool_bytes", "get_hisparse_kv_cache_config", "get_hisparse_kv_cache_groups"),
+    "vllm.v1.hisparse.layout": (
+        "get_hisparse_host_pool_bytes",
+        "get_hisparse_kv_cache_config",
+        "get_hisparse_kv_cache_groups",
+    ),
     "vllm.v1.attention.backends.registry": ("MambaAttentionBackendEnum",),
 }
 
@@ -107,7 +111,8 @@ def planned(folder: Path) -> Iterator[dict[str, Any]]:
         groups = planning.get_kv_cache_groups(config, _specs(case))
         found = planning.get_kv_cache_config_from_groups(config, groups, case["available"])
         blocks = [
-            -(-group.kv_cache_spec.max_memory_usage_bytes(config) // group.kv_cache_spec.page_size_bytes) for group in groups
+            -(-group.kv_cache_spec.max_memory_usage_bytes(config) // group.kv_cache_spec.page_size_bytes)
+            for group in groups
         ]
         yield {
             "name": case["name"],
