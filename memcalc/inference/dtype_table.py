@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 _FP32: Final = 4
 _ADAM: Final = 16
-"""Bytes a parameter with Adam: fp32 weights, gradients and two moments, or 16-bit weights and gradients with fp32 masters and two
-moments."""
+"""Bytes a parameter with Adam: fp32 weights, gradients and two moments, or 16-bit weights and gradients with fp32 masters and
+two moments."""
 _LEAVES: Final = frozenset({"biogpt", "ctrl", "openai-gpt"})
 """The types that name no layer in `_no_split_modules`: accelerate then looks at the layers' own leaves."""
 _NO_BASE: Final = frozenset(
     {
-        "bert", "camembert", "data2vec-text", "deberta-v2", "electra", "ernie", "megatron-bert", "modernbert", "resnet", "roberta",
-        "roc_bert", "xlm-roberta", "zamba2",
+        "bert", "camembert", "data2vec-text", "deberta-v2", "electra", "ernie", "megatron-bert", "modernbert", "resnet",
+        "roberta", "roc_bert", "xlm-roberta", "zamba2",
     }
 )  # fmt: skip
 """Types whose AutoModel has other weights than the model here: a pooler, or shared blocks that are counted again."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.core.dtypes import fp32
 from memcalc.core.rows import Row
 from memcalc.errors import InputError
 from memcalc.families.base.replacing import Stored
+from memcalc.inference.quantised_formats import FP8
 from memcalc.inference.quantised_places import CONV1D, RULES, Rule, experts_quantised, is_modelled, linear_places
 
 if TYPE_CHECKING:
@@ -41,7 +43,10 @@ _SERVED: Final = "the engine's own fused experts (vLLM fused_moe, SGLang fused_m
 
 
 def served(method: Method) -> Method:
-    """Return the method as vLLM and SGLang load it: they quantise the experts too, whatever transformers does."""
+    """Return the method as vLLM and SGLang load it: they quantise the experts too, whatever transformers does, and keep the
+    scales of tensors and of outputs in fp32 (compressed_tensors/schemes of vLLM)."""
+    if isinstance(method.format, FP8):
+        method = method._replace(format=method.format._replace(scale=fp32))
     if method.rule is RULES["bitsandbytes"] or method.rule.experts:
         return method
     return method._replace(rule=method.rule._replace(experts=True, source=f"{method.rule.source}; experts: {_SERVED}"))

@@ -62,7 +62,8 @@ def test_the_exact_numbers_have_the_head_and_the_scales() -> None:
     of = lines("llama-7b")
     model = memcalc.load_model("llama-7b")
     assert {name: line.exact.total for name, line in of.items() if line.exact} | {"int8": 0, "int4": 0} == {
-        "fp32": 4 * model.num_parameters, "fp16": 2 * model.num_parameters, "bf16": 2 * model.num_parameters, "int8": 0, "int4": 0,
+        "fp32": 4 * model.num_parameters, "fp16": 2 * model.num_parameters, "bf16": 2 * model.num_parameters,
+        "int8": 0, "int4": 0,
     }  # fmt: skip
     for name in ("int8", "int4"):
         exact, said = of[name].exact, of[name].accelerate

@@ -88,8 +88,8 @@ CASES: list[Case] = [
 ]  # fmt: skip
 
 _KINDS = {
-    "FullAttentionSpec": "full", "SlidingWindowSpec": "sliding", "ChunkedLocalAttentionSpec": "chunked", "MLAAttentionSpec": "latent",
-    "MambaSpec": "mamba", "CrossAttentionSpec": "cross",
+    "FullAttentionSpec": "full", "SlidingWindowSpec": "sliding", "ChunkedLocalAttentionSpec": "chunked",
+    "MLAAttentionSpec": "latent", "MambaSpec": "mamba", "CrossAttentionSpec": "cross",
 }  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
     python tests/inference/vllm_planning.py FOLDER > tests/inference/vllm_plans.json
 
-FOLDER has the package `vllm` of a wheel, unpacked. The functions that plan and the specs of layers are vLLM's own; stand-ins take
-the places of what they import for other purposes (configurations, logging, the registry of kernels, HiSparse).
+FOLDER has the package `vllm` of a wheel, unpacked. The functions that plan and the specs of layers are vLLM's own; stand-ins
+take the places of what they import for other purposes (configurations, logging, the registry of kernels, HiSparse).
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def planned(folder: Path) -> Iterator[dict[str, Any]]:
 
     for case in CASES:
         config = SimpleNamespace(
-            scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False, max_num_encoder_input_tokens=case.get("encoder", 0)),
+            scheduler_config=SimpleNamespace(
+                disable_hybrid_kv_cache_manager=False, max_num_encoder_input_tokens=case.get("encoder", 0),
+            ),
             cache_config=SimpleNamespace(
                 get_resolved_kv_cache_layout=lambda case=case: KVCacheLayout[case["layout"]], num_gpu_blocks_override=None,
                 mamba_cache_mode=case["mamba_cache_mode"], prefix_cache_retention_interval=0,
