@@ -18,18 +18,21 @@ if TYPE_CHECKING:
     from memcalc.estimation.many.question import Many, many
     from memcalc.estimation.report import Report
     from memcalc.formats.written import Written
+    from memcalc.inference.infer import infer
+    from memcalc.inference.report import Inferred
     from memcalc.inputs.model import Model, load_model
     from memcalc.planning.plan import plan
     from memcalc.planning.result import Plans
 
 __version__ = "0.1.0"
 __all__ = [
-    "Compared", "InputError", "Many", "Model", "Plans", "Report", "Written", "__version__",
-    "compare", "emit", "estimate", "load_model", "many", "plan",
+    "Compared", "Inferred", "InputError", "Many", "Model", "Plans", "Report", "Written", "__version__",
+    "compare", "emit", "estimate", "infer", "load_model", "many", "plan",
 ]  # fmt: skip
 
 _HOMES = {
     "Compared": "memcalc.decisions.compare",
+    "Inferred": "memcalc.inference.report",
     "InputError": "memcalc.errors",
     "Many": "memcalc.estimation.many.question",
     "Model": "memcalc.inputs.model",
@@ -39,6 +42,7 @@ _HOMES = {
     "compare": "memcalc.decisions.compare",
     "emit": "memcalc.estimation.emitted",
     "estimate": "memcalc.estimation.estimate",
+    "infer": "memcalc.inference.infer",
     "load_model": "memcalc.inputs.model",
     "many": "memcalc.estimation.many.question",
     "plan": "memcalc.planning.plan",

@@ -21,7 +21,7 @@ from memcalc.families.base.blocks import (
     sdpa_attention,
 )
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, causal_mask_of_ones
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.program import stacked
@@ -87,6 +87,11 @@ class Bart(EncoderDecoder):
         self.positions = Dim("positions", config.max_position_embeddings + 2)
         self.max_seq_len = config.max_position_embeddings
         self.positions_limit = config.max_position_embeddings
+
+    @property
+    def decoder_cache(self) -> Decoder:
+        heads = self.config.decoder_attention_heads
+        return Decoder(self.decoder_layers, Dim("heads", heads), Dim("head_dim", self.hidden.size // heads))
 
     # --- weights and buffers
 

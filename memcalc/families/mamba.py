@@ -130,6 +130,7 @@ class SelectiveMixer:
 class Mamba(Program):
     """The program of MambaForCausalLM."""
 
+    decodes = False
     Config: type[FamilyConfig] = MambaConfig
     attention_kinds = ("eager",)
 

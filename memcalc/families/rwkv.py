@@ -55,6 +55,7 @@ class RwkvConfig(FamilyConfig):
 class Rwkv(Program):
     """The program of RwkvForCausalLM."""
 
+    decodes = False
     Config: type[FamilyConfig] = RwkvConfig
     attention_kinds = ("eager",)
     embedding = "rwkv.embeddings"

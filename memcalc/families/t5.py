@@ -16,7 +16,7 @@ from memcalc.core.ops.selection import clamp_to, where_else
 from memcalc.core.ops.shape import contiguous, reshape, transpose, unsqueeze, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act
-from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, decoder_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import stacked
@@ -54,6 +54,10 @@ class T5(EncoderDecoder):
         self.head_dim = Dim("head_dim", config.d_kv)
         self.buckets = Dim("buckets", config.relative_attention_num_buckets)
         self.max_seq_len = None
+
+    @property
+    def decoder_cache(self) -> Decoder:
+        return Decoder(self.decoder_layers, self.heads, self.head_dim)
 
     # --- weights
 

@@ -21,7 +21,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.bart import PreNorm, sdpa_of, split_heads
 from memcalc.families.base.blocks import Attended, plain_eager_attention
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, shift_tokens_right
 from memcalc.families.base.masks import decoder_mask
 from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
 from memcalc.families.base.program import stacked
@@ -99,6 +99,11 @@ class Whisper(PreNorm):
     def padding(self, batch: Dim, seq: Dim) -> Input:
         """The feature extractor's mask of frames. The model takes it, but uses it only with SpecAugment."""
         return Input("attention_mask", (batch, self.frames), int64)
+
+    @property
+    def decoder_cache(self) -> Decoder:
+        """Return what the decoder's layers cache. The prompt are the tokens of the task; the encoder has all places of its audio."""
+        return super().decoder_cache._replace(encoded=self.source_positions.size, prompted=True)
 
     # --- weights and buffers
 

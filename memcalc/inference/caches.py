@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memcalc.families.base.program import Program
 
 COMPONENT = "kv_cache"
+STATE = "state_cache"
 
 
 class Pair(NamedTuple):
@@ -54,6 +55,7 @@ class DynamicCache:
         self.layers: dict[int, Pair] = {}
         self.kept: dict[int, Kept] = {}
         self.numbers: list[Tensor] = []
+        self.states: dict[tuple[int, str], Tensor] = {}
 
     def fill(self, run: Run, kept: Mapping[int, Kept], prompt: int) -> None:
         """Allocate what the cache holds after `seen` tokens, `prompt` of which came at once."""
@@ -65,6 +67,15 @@ class DynamicCache:
             run.memory.layer, run.memory.scope = layer, one.scope
             shapes = ((one.keys, one.key_dtype, "keys"), (one.values, one.value_dtype, "values"))
             self.layers[layer] = Pair(*(_past(run, shape, dtype, name, held, visible) for shape, dtype, name in shapes))
+        run.memory.layer, run.memory.scope = None, ""
+
+    def fill_states(self, run: Run, program: Program) -> None:
+        """Allocate what the layers keep besides keys and values."""
+        for i in range(program.layers):
+            run.memory.layer, run.memory.scope = i, "layers.*"
+            for state in program.states(i):
+                shape, dtype = (run.batch, *state.shape), state.dtype or run.dtype
+                self.states[i, state.name] = new_tensor(run.memory, shape, dtype, state.name, component=STATE)
         run.memory.layer, run.memory.scope = None, ""
 
     def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,6 +122,21 @@ def window_tensor(run: Run, layer: int) -> Tensor:
     """Allocate a sliding layer's window as a tensor (`_sliding_window_tensor`)."""
     run.memory.layer = layer
     return new_tensor(run.memory, (), int64, "window as a tensor", component=COMPONENT)
+
+
+class StaticCache(DynamicCache):
+    """A StaticCache(config=model.config, max_cache_len=seen): every layer has its longest length from the first update on, and
+    counts its tokens in a tensor. A layer with a window has no more tokens than that."""
+
+    def fill(self, run: Run, kept: Mapping[int, Kept], prompt: int) -> None:
+        self.kept = dict(kept)
+        for layer, one in kept.items():
+            run.memory.layer, run.memory.scope = layer, one.scope
+            length = min(self.seen, self.windows.get(layer, self.seen))
+            self.numbers.append(new_tensor(run.memory, (), int64, "tokens so far", component=COMPONENT))
+            shapes = ((one.keys, one.key_dtype, "keys"), (one.values, one.value_dtype, "values"))
+            self.layers[layer] = Pair(*(_past(run, shape, dtype, name, length, length) for shape, dtype, name in shapes))
+        run.memory.layer, run.memory.scope = None, ""
 
 
 def last_tokens(x: Tensor, window: int) -> Tensor:

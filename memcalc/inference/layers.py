@@ -5,7 +5,7 @@ Keys and values have the shapes in which the family's forward hands them to the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import bf16
@@ -57,6 +57,8 @@ class CacheLayer(NamedTuple):
 
 def cache_layers(program: Program) -> tuple[CacheLayer, ...]:
     """Return what each layer of a model's program keeps, in the order of the layers."""
+    if not program.one_stack:
+        return _behind_encoder(program)
     windows, full = windows_of(program)
     work = Workload(bf16, program.attention_kinds[0], Dim("batch", 1), 2)
     kept = prefill(program, work, DynamicCache(windows, full)).kept
@@ -72,3 +74,11 @@ def cache_layers(program: Program) -> tuple[CacheLayer, ...]:
         elif states:
             out.append(CacheLayer(i, "recurrent", states=states))
     return tuple(out)
+
+
+def _behind_encoder(program: Any) -> tuple[CacheLayer, ...]:
+    """Return the layers of a decoder, each with its own tokens and with the encoder's."""
+    decoder = program.decoder_cache
+    heads, width = decoder.heads.size, decoder.head_dim.size
+    kinds: tuple[Kind, ...] = ("full", "cross")
+    return tuple(CacheLayer(i, kind, heads, width, width) for i in range(decoder.layers) for kind in kinds)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.encoder_decoder import EncoderDecoder
     from memcalc.families.base.module import Module
     from memcalc.families.base.program import Program
 
@@ -36,6 +37,8 @@ class Step(NamedTuple):
 
     log: list[int]
     rows: list[StorageRow]
+    segments: list[tuple[int, str, int | None]]
+    """The places in the log at which another phase or layer begins."""
     kept: Mapping[int, Kept]
 
 
@@ -64,6 +67,7 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
     memory = Memory({lm_head_loss: last_logits, causal_lm_loss: all_logits, dropout: in_eval_mode})
     memory.grad_enabled = False
     run = Run(memory, work.dtype, work.attention, False, work.batch, tokens)
+    run.tensor_parallel = program.tensor_parallel
     for weight in program.weights():
         run.add_weight(weight, wants_gradient=False)
     for buffer in after_forward(program.buffers(), cache.seen + tokens.size):
@@ -77,9 +81,36 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
     memory.scope = "sampling"
     next_token_logits = new_tensor(memory, (work.batch, logits.shape[-1]), fp32, "next token logits")
     next_tokens = new_tensor(memory, (work.batch,), int64, "next tokens")
-    out = Step(list(memory.log), memory.rows, cache.kept)
+    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept)
     del next_token_logits, next_tokens, logits, batch_of
     return out
+
+
+def held(program: Program, work: Workload, cache: DynamicCache, kept: Mapping[int, Kept]) -> Step:
+    """Return what the caches hold, and nothing of the run around them, for a program that is not written out for a cache."""
+    memory = Memory()
+    run = Run(memory, work.dtype, work.attention, False, work.batch, Dim("prompt", work.prompt))
+    cache.fill(run, kept, work.prompt)
+    cache.fill_states(run, program)
+    return Step(list(memory.log), memory.rows, memory.segments, kept)
+
+
+def decoder_kept(program: EncoderDecoder, work: Workload) -> dict[int, Kept]:
+    """Return what the layers of a decoder cache of their own tokens."""
+    decoder = program.decoder_cache
+    shape = (work.batch, decoder.heads, decoder.head_dim)
+    return {i: Kept("decoder: self-attention", shape, shape, work.dtype, work.dtype) for i in range(decoder.layers)}
+
+
+def held_behind_encoder(program: EncoderDecoder, work: Workload, tokens: int) -> Step:
+    """Return what a decoder's caches hold after `tokens` of its own: the keys and values of these, and of the encoder's."""
+    kept, encoded = decoder_kept(program, work), program.decoder_cache.encoded or work.prompt
+    memory = Memory()
+    run = Run(memory, work.dtype, work.attention, False, work.batch, Dim("prompt", work.prompt))
+    own, cross = DynamicCache({}, 0, tokens), DynamicCache({}, 0, encoded)
+    own.fill(run, kept, tokens)
+    cross.fill(run, {i: one._replace(scope="decoder: cross-attention") for i, one in kept.items()}, encoded)
+    return Step(list(memory.log), memory.rows, memory.segments, kept)
 
 
 def last_logits(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:

@@ -3,9 +3,9 @@ input."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memcalc.core.dims import plus
+from memcalc.core.dims import Dim, plus
 from memcalc.core.dtypes import boolean, int64
 from memcalc.core.ops.elementwise import like
 from memcalc.core.tensor import Tensor, new_tensor
@@ -15,9 +15,22 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import Run
 
 
+class Decoder(NamedTuple):
+    """What the layers of a decoder cache: keys and values of its own tokens, and of the encoder's."""
+
+    layers: int
+    heads: Dim
+    head_dim: Dim
+    encoded: int | None = None
+    """The tokens that the encoder hands on; None: as many as it is given."""
+    prompted: bool = False
+    """True if the prompt is the decoder's; False if it is the encoder's, and the decoder begins with one token."""
+
+
 class EncoderDecoder(Program):
     """A program of two stacks. `layers` counts the layers of both."""
 
+    decodes = False
     one_stack = False
     look_ups = 2
 
@@ -26,6 +39,11 @@ class EncoderDecoder(Program):
         self.encoder_layers = encoder_layers
         self.decoder_layers = decoder_layers
         self.layers = encoder_layers + decoder_layers
+
+    @property
+    def decoder_cache(self) -> Decoder:
+        """Return what the decoder's layers cache."""
+        raise NotImplementedError
 
     def pattern(self) -> tuple[int, int] | None:
         """Return None: both stacks are run at their full depth."""

@@ -275,6 +275,10 @@ class Program:
             kinds = ["sliding_attention" if sizes["sliding_attention"] else "chunked_attention" if chunk else ""] * self.layers
         return {i: window for i, kind in enumerate(kinds) if (window := sizes.get(kind))}
 
+    cacheless: str | None = None
+    """The reason why transformers keeps no cache for the type; None: it keeps one."""
+    decodes: bool = True
+    """True if the forward is written out for a cache: its peaks are those of prefill and decode."""
     caches_latents: bool = False
     """True if the cache has one latent for all heads, and the part of the keys that they share."""
 

@@ -1,0 +1,105 @@
+"""`memcalc infer`: the memory of a model that generates."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memcalc.cli import options as o
+
+EPILOG = """Examples:
+
+memcalc infer llama-7b --batch-size 8 --prompt-len 2k --new-tokens 512
+
+memcalc infer llama-3-8b --prompt-len 8k --gpu a100-40gb
+
+memcalc infer llama-2-70b --tp 8 --gpu h100-80gb --batch-size 32 --json
+
+memcalc infer deepseek-v3 --tp 8 --ep 8 --kv-dtype fp8 --prompt-len 4k
+
+memcalc infer gemma-3-1b --prompt-len 8k --rows
+"""
+
+_RUN = "Model and run"
+_PARALLEL = "GPUs"
+_OUTPUT = "Output"
+
+
+def infer(
+    name: o.Name = None,
+    model: o.Model = None,
+    batch_size: Annotated[int | None, o.option("Sequences that run together. (default: 1)", _RUN, "--batch-size", "-b")] = None,
+    prompt_len: Annotated[
+        str | None, o.option("Tokens of each prompt, also 4k. (default: 2048, or what the model has room for)", _RUN, "--prompt-len")
+    ] = None,
+    new_tokens: Annotated[
+        str | None, o.option("Tokens that each sequence gets, also 1k. (default: 128)", _RUN, "--new-tokens")
+    ] = None,
+    dtype: Annotated[str | None, o.option("bf16 (default), fp16, fp32: weights and activations.", _RUN, "--dtype")] = None,
+    quantize: Annotated[
+        str | None, o.option("How weights are kept in fewer bits. (default: none)", _RUN, "--quantize")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        o.option("auto (default: as --dtype), fp8, fp8_e5m2, int8, bf16, ...: keys and values in the cache.", _RUN, "--kv-dtype"),
+    ] = None,
+    cache: Annotated[
+        str | None, o.option("dynamic (default), static: transformers' cache classes.", _RUN, "--cache")
+    ] = None,
+    attention: Annotated[str | None, o.option("sdpa, eager. (default: as transformers)", _RUN, "--attention")] = None,
+    tp: Annotated[int | None, o.option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")] = None,
+    pp: Annotated[int | None, o.option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")] = None,
+    ep: Annotated[int | None, o.option("Ranks that share the experts. (default: 1)", _PARALLEL, "--ep")] = None,
+    gpu: Annotated[
+        str | None, o.option("Does it fit, and how many sequences do? A name of `memcalc gpus`, 80GB, auto.", _PARALLEL, "--gpu")
+    ] = None,
+    block_size: Annotated[int | None, o.option("Tokens of a block of a paged cache.", _PARALLEL, "--block-size")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, o.option("Share of the GPU that a serving engine takes.", _PARALLEL, "--gpu-memory-utilization")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel=_OUTPUT)] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel=_OUTPUT)] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel=_OUTPUT)] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to a file; .json is a document.", rich_help_panel=_OUTPUT)
+    ] = None,
+) -> None:
+    """Tell what a model needs per GPU while it generates: weights, caches, the peaks of prefill and decode."""
+    from memcalc.cli.output import answering, choose_format, written
+    from memcalc.errors import InputError
+    from memcalc.inference.infer import infer as run
+
+    kind = choose_format(json, None, output)
+    if kind not in ("table", "json"):
+        raise InputError(f"--output {output}: allowed: a name that ends with .json or .txt")
+    if check and gpu is None:
+        raise InputError("--check: needs --gpu, such as --gpu a100-80gb")
+    report = run(
+        o.model_of(name, model), batch_size=batch_size, prompt_len=None if prompt_len is None else o.tokens(prompt_len),
+        new_tokens=None if new_tokens is None else o.tokens(new_tokens), dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
+        cache=cache, attention=attention, tp=tp, pp=pp, ep=ep, gpu=gpu, block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+    )  # fmt: skip
+    status = 1 if check and report.fits is False else 0
+    with answering(status):
+        if output is None or str(output) == "-":
+            _write(report, kind, rows, sys.stdout)
+        else:
+            with written("--output", output) as file:
+                _write(report, kind, rows, file)
+    if status:
+        raise typer.Exit(status)
+
+
+def _write(report, kind: str, rows: bool, file) -> None:  # type: ignore[no-untyped-def]
+    if kind == "json":
+        import json as library
+
+        file.write(library.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        return
+    from memcalc.report.inference_table import print_inferred
+
+    print_inferred(report, file=file, rows=rows)

@@ -1,0 +1,84 @@
+"""`memcalc.infer`: the memory of a model that generates, from its forward of the prompts and of the new tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.core.dims import Dim
+from memcalc.errors import InputError
+from memcalc.inference.caches import DynamicCache, StaticCache, windows_of
+from memcalc.inference.options import DTYPES, Asked, check
+from memcalc.inference.parallel import rank_program, stages_of
+from memcalc.inference.refusals import refuse_model
+from memcalc.inference.report import Inferred, Ran
+from memcalc.inference.steps import Workload, decode, held, held_behind_encoder, prefill
+from memcalc.inputs.gpu import named_gpu
+from memcalc.inputs.model import Model, load_model
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+DEFAULT_NEW_TOKENS: Final = 128
+DEFAULT_PROMPT: Final = 2048
+
+
+def infer(model: str | os.PathLike[str] | Mapping[str, Any] | Model | None, **options: Any) -> Inferred:
+    """Return the report of a model that generates. `options` are those of `memcalc infer`, with underscores.
+
+    Raises InputError if an option is not allowed, or if the model does not generate or its caches are not modelled.
+    """
+    if model is None:
+        raise InputError("--model: needs a model, such as memcalc infer llama-7b")
+    loaded, asked = load_model(model), check(options)
+    refuse_model(loaded, asked)
+    asked = _with_lengths(loaded, asked)
+    gpu = None if asked.gpu is None else named_gpu(asked.gpu)
+    return Inferred(loaded, asked, gpu, ran(loaded, asked))
+
+
+def _with_lengths(model: Model, asked: Asked) -> Asked:
+    """Return the options with the defaults of lengths and attention. Raise InputError for more tokens than positions."""
+    program = model.program
+    new = DEFAULT_NEW_TOKENS if asked.new_tokens is None else asked.new_tokens
+    longest = program.max_seq_len or DEFAULT_PROMPT + new
+    if asked.new_tokens is None and new >= longest:
+        new = longest // 2
+    prompt = max(1, min(DEFAULT_PROMPT, longest - new)) if asked.prompt_len is None else asked.prompt_len
+    limit = program.positions_limit
+    if limit is not None and prompt + new > limit:
+        raise InputError(
+            f"--prompt-len {prompt}: with {new} new tokens it is more than the {limit} positions of {model.name}; "
+            f"allowed: up to {limit} together"
+        )
+    attention = asked.attention or program.attention_kinds[0]
+    if attention not in program.attention_kinds:
+        raise InputError(f"--attention {attention}: allowed for a {model.model_type}: {', '.join(program.attention_kinds)}")
+    return asked._replace(prompt_len=prompt, new_tokens=new, attention=attention)
+
+
+def ran(model: Model, asked: Asked) -> Ran:
+    """Run the prefill, and the first and the last decode step, which are the highest: sizes only grow after the first one."""
+    program = rank_program(model, asked)
+    assert asked.prompt_len is not None and asked.new_tokens is not None and asked.attention is not None
+    batch = _batch(asked.batch_size)
+    work = Workload(DTYPES[asked.dtype], asked.attention, batch, asked.prompt_len)
+    windows, full = windows_of(program)
+    seen = asked.prompt_len + asked.new_tokens
+    if not program.one_stack:
+        behind: Any = program
+        own = (asked.prompt_len if behind.decoder_cache.prompted else 1) + asked.new_tokens
+        return Ran(program, held_behind_encoder(behind, work, own), (), tuple(stages_of(model, asked.pp)))
+    if not program.decodes or asked.cache == "static":
+        kept = prefill(program, work._replace(prompt=2), DynamicCache(windows, full)).kept
+        cache = (StaticCache if asked.cache == "static" else DynamicCache)(windows, full, seen)
+        return Ran(program, held(program, work, cache, kept), (), tuple(stages_of(model, asked.pp)))
+    first = prefill(program, work, DynamicCache(windows, full))
+    before = sorted({asked.prompt_len, seen - 1}) if asked.new_tokens else []
+    steps = tuple(decode(program, work, DynamicCache(windows, full, n), first.kept) for n in before)
+    return Ran(program, first, steps, tuple(stages_of(model, asked.pp)))
+
+
+def _batch(size: int) -> Dim:
+    """Return the batch as a polynomial, so that a run answers for other batches too. A batch of one takes branches of its own."""
+    return Dim("batch", size, (0, 0, 0, 1, 0, 0))
