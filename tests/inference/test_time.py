@@ -49,7 +49,9 @@ def test_a_decode_step_reads_its_weights() -> None:
     """down_proj of Llama-7B: 4096 x 11008 weights and a row each of input and result."""
     speed, bandwidth = speed_of("a100-80gb"), A100.memory_bandwidth
     assert bandwidth is not None
-    item = rows(timed("llama-7b", gpu="a100-80gb", prompt_len=100, new_tokens=1), "decode")["model.layers.*.mlp.down_proj"]
+    item = rows(timed("llama-7b", gpu="a100-80gb", prompt_len=100, new_tokens=1), "decode")[
+        "model.layers.*.mlp.down_proj"
+    ]
     nbytes = 2 * (4096 * 11008 + 4096 + 11008)
     moving = nbytes / (speed.memory_efficiency.value * bandwidth.nbytes)
     assert item.seconds == pytest.approx(32 * (speed.gemm_latency.value * 1e-6 + moving))
@@ -58,7 +60,9 @@ def test_a_decode_step_reads_its_weights() -> None:
 
 def test_a_prefill_is_bound_by_flops() -> None:
     speed = speed_of("a100-80gb")
-    item = rows(timed("llama-7b", gpu="a100-80gb", prompt_len=1000, new_tokens=1), "prefill")["model.layers.*.mlp.down_proj"]
+    item = rows(timed("llama-7b", gpu="a100-80gb", prompt_len=1000, new_tokens=1), "prefill")[
+        "model.layers.*.mlp.down_proj"
+    ]
     computing = 2 * 1000 * 4096 * 11008 / (speed.gemm_efficiency.value * 312e12)
     assert item.seconds == pytest.approx(32 * (speed.gemm_latency.value * 1e-6 + computing))
     assert item.bound == "flops"
@@ -91,11 +95,15 @@ def test_a_batch_reads_the_experts_that_it_is_sent_to() -> None:
 
 def test_ranks_send_sums() -> None:
     """Two for each layer, and one of the embedding: bf16 rows of 4096."""
-    found = rows(timed("llama-7b", gpu="h100-80gb", prompt_len=8, new_tokens=1, tp=8), "decode")["all_reduce over 8 GPUs"]
+    found = rows(timed("llama-7b", gpu="h100-80gb", prompt_len=8, new_tokens=1, tp=8), "decode")[
+        "all_reduce over 8 GPUs"
+    ]
     group, gpu = group_of(8, 1, 8, 8), load_gpu("h100-80gb")
     link: Any = link_inside(gpu, group, 1, "all_reduce")
     assert found.calls == 65
-    assert found.seconds == pytest.approx(seconds_of("all_reduce", 65, 65 * 4096 * 2 * 2 * 7 // 8, group, link, None), rel=1e-3)
+    assert found.seconds == pytest.approx(
+        seconds_of("all_reduce", 65, 65 * 4096 * 2 * 2 * 7 // 8, group, link, None), rel=1e-3
+    )
 
 
 def test_quantised_weights_are_read_as_they_are_stored() -> None:
@@ -106,7 +114,9 @@ def test_quantised_weights_are_read_as_they_are_stored() -> None:
     assert "lm_head" not in of
     eight = stored(model, method_of("fp8", bf16, None), "bf16", has_fp8=True)["model.layers.*.mlp.up_proj"]
     assert eight.dtype == "fp8" and eight.share == pytest.approx(0.5, rel=1e-3)
-    assert stored(model, method_of("fp8", bf16, None), "bf16", has_fp8=False)["model.layers.*.mlp.up_proj"].dtype is None
+    assert (
+        stored(model, method_of("fp8", bf16, None), "bf16", has_fp8=False)["model.layers.*.mlp.up_proj"].dtype is None
+    )
     assert stored(model, method_of("nf4", bf16, None), "bf16", has_fp8=True)["model.layers.*.mlp.up_proj"].copied
 
 
