@@ -1,9 +1,9 @@
 """ZeRO-Inference: a model whose weights are on the host or on NVMe, and on the GPU while a module needs them.
 
-DeepSpeed's ZeRO-3 without an optimizer (`offload_param`): each module's parameters are copied from the host before it runs, the
-next ones are prefetched, and all are freed after their last use; parameters of few elements stay
-(deepspeed/runtime/zero/partitioned_param_coordinator.py, played by the bookkeeping that estimates of training use). Every forward
-copies all others: a decode step takes at least their bytes over the link to the host.
+DeepSpeed's ZeRO-3 without an optimizer (`offload_param`): each module's parameters are copied from the host before it runs,
+the next ones are prefetched, and all are freed after their last use; parameters of few elements stay
+(deepspeed/runtime/zero/partitioned_param_coordinator.py, played by the bookkeeping that estimates of training use). Every
+forward copies all others: a decode step takes at least their bytes over the link to the host.
 """
 
 from __future__ import annotations

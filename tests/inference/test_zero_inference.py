@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
-
-sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
-
 from inference.zero_inference_oracle import gathers
 
 import memcalc

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any
 from unittest.mock import patch
 
@@ -66,7 +65,3 @@ def gathers(config: dict[str, Any], seq_len: int = 4, **options: int) -> tuple[l
         result = [list(one) for one in made], most, copied
         engine.destroy()
     return result
-
-
-if __name__ == "__main__":
-    sys.modules["transformer_engine"] = None  # type: ignore[assignment]
