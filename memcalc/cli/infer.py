@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from memcalc.cli import options as o
+
+if TYPE_CHECKING:
+    from memcalc.inference.report import Inferred
 
 EPILOG = """Examples:
 
@@ -31,20 +34,31 @@ _OUTPUT = "Output"
 def infer(
     name: o.Name = None,
     model: o.Model = None,
-    batch_size: Annotated[int | None, o.option("Sequences that run together. (default: 1)", _RUN, "--batch-size", "-b")] = None,
+    batch_size: Annotated[
+        int | None, o.option("Sequences that run together. (default: 1)", _RUN, "--batch-size", "-b")
+    ] = None,
     prompt_len: Annotated[
-        str | None, o.option("Tokens of each prompt, also 4k. (default: 2048, or what the model has room for)", _RUN, "--prompt-len")
+        str | None,
+        o.option(
+            "Tokens of each prompt, also 4k. (default: 2048, or what the model has room for)", _RUN, "--prompt-len"
+        ),
     ] = None,
     new_tokens: Annotated[
         str | None, o.option("Tokens that each sequence gets, also 1k. (default: 128)", _RUN, "--new-tokens")
     ] = None,
-    dtype: Annotated[str | None, o.option("bf16 (default), fp16, fp32: weights and activations.", _RUN, "--dtype")] = None,
+    dtype: Annotated[
+        str | None, o.option("bf16 (default), fp16, fp32: weights and activations.", _RUN, "--dtype")
+    ] = None,
     quantize: Annotated[
         str | None, o.option("How weights are kept in fewer bits. (default: none)", _RUN, "--quantize")
     ] = None,
     kv_dtype: Annotated[
         str | None,
-        o.option("auto (default: as --dtype), fp8, fp8_e5m2, int8, bf16, ...: keys and values in the cache.", _RUN, "--kv-dtype"),
+        o.option(
+            "auto (default: as --dtype), fp8, fp8_e5m2, int8, bf16, ...: keys and values in the cache.",
+            _RUN,
+            "--kv-dtype",
+        ),
     ] = None,
     cache: Annotated[
         str | None, o.option("dynamic (default), static: transformers' cache classes.", _RUN, "--cache")
@@ -54,17 +68,23 @@ def infer(
     pp: Annotated[int | None, o.option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")] = None,
     ep: Annotated[int | None, o.option("Ranks that share the experts. (default: 1)", _PARALLEL, "--ep")] = None,
     gpu: Annotated[
-        str | None, o.option("Does it fit, and how many sequences do? A name of `memcalc gpus`, 80GB, auto.", _PARALLEL, "--gpu")
+        str | None,
+        o.option("Does it fit, and how many sequences do? A name of `memcalc gpus`, 80GB, auto.", _PARALLEL, "--gpu"),
     ] = None,
-    block_size: Annotated[int | None, o.option("Tokens of a block of a paged cache.", _PARALLEL, "--block-size")] = None,
+    block_size: Annotated[
+        int | None, o.option("Tokens of a block of a paged cache.", _PARALLEL, "--block-size")
+    ] = None,
     gpu_memory_utilization: Annotated[
         float | None, o.option("Share of the GPU that a serving engine takes.", _PARALLEL, "--gpu-memory-utilization")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel=_OUTPUT)] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel=_OUTPUT)
+    ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel=_OUTPUT)] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel=_OUTPUT)] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to a file; .json is a document.", rich_help_panel=_OUTPUT)
+        Path | None,
+        typer.Option("--output", "-o", help="Write to a file; .json is a document.", rich_help_panel=_OUTPUT),
     ] = None,
 ) -> None:
     """Tell what a model needs per GPU while it generates: weights, caches, the peaks of prefill and decode."""
@@ -94,7 +114,7 @@ def infer(
         raise typer.Exit(status)
 
 
-def _write(report, kind: str, rows: bool, file) -> None:  # type: ignore[no-untyped-def]
+def _write(report: Inferred, kind: str, rows: bool, file: IO[str]) -> None:
     if kind == "json":
         import json as library
 

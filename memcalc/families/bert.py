@@ -84,7 +84,7 @@ class Bert(Program):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        if config.is_decoder:
+        if getattr(config, "is_decoder", False):
             self.cacheless = "as a decoder is not modelled with a cache"
         self.layers = config.num_hidden_layers
         self.vocab = Dim("vocab", config.vocab_size)

@@ -166,7 +166,7 @@ class Falcon(Bloom):
         causal = causal_mask(run) if run.attention == "eager" else boolean_mask(run)
         if alibi is not None:
             assert causal is not None
-            alibi = view(alibi, run.batch, self.heads, ONE_DIM, mask.shape[1])
+            alibi = view(alibi, run.batch, self.heads, ONE_DIM, alibi.shape[2])
             causal = masked_alibi(alibi, causal)
         hidden_states = inputs_embeds
         rotary = rotary_embedding(m / "rotary_emb", positions, self.head_dim, self.rope_type)

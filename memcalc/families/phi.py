@@ -148,7 +148,9 @@ class Phi(Llama):
         attn_output = (m / self.output).linear(attn_output)
         return attn_output, attn_weights
 
-    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, *tuple[Tensor, ...]]:
+    def qkv(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, m: Module, hidden_states: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, *tuple[Tensor, ...]]:
         """Return q, k and v, and what the attention's frame holds besides."""
         q, k, v = super().qkv(m, hidden_states)
         if self.config.qk_layernorm:

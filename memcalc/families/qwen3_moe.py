@@ -91,7 +91,8 @@ class Qwen3Moe(SparseLayers, Qwen3):
         self.experts = Experts(experts, per_token, self.hidden, expert_ffn, config.hidden_act)
 
     def cache_windows(self) -> dict[int, int]:
-        return dict.fromkeys(range(self.layers), self.config.window) if self.config.window else {}
+        window: int | None = self.config.window
+        return {} if window is None else dict.fromkeys(range(self.layers), window)
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
         return {"full_attention": causal_mask(run, self.config.window)}

@@ -78,7 +78,9 @@ class Rwkv(Program):
 
     def states(self, i: int) -> tuple[State, ...]:
         """Return what the layer keeps: the last inputs of both blocks, and the three numbers of each channel's average."""
-        averages = (State(f"{name} of the average", (self.hidden,), fp32) for name in ("numerator", "denominator", "maximum"))
+        averages = (
+            State(f"{name} of the average", (self.hidden,), fp32) for name in ("numerator", "denominator", "maximum")
+        )
         return State("feed-forward input", (self.hidden,)), State("attention input", (self.hidden,)), *averages
 
     # --- weights

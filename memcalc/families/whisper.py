@@ -102,7 +102,7 @@ class Whisper(PreNorm):
 
     @property
     def decoder_cache(self) -> Decoder:
-        """Return what the decoder's layers cache. The prompt are the tokens of the task; the encoder has all places of its audio."""
+        """Return what the decoder's layers cache: the prompt is the task's tokens; the encoder has all places of its audio."""
         return super().decoder_cache._replace(encoded=self.source_positions.size, prompted=True)
 
     # --- weights and buffers

@@ -135,7 +135,9 @@ class StaticCache(DynamicCache):
             length = min(self.seen, self.windows.get(layer, self.seen))
             self.numbers.append(new_tensor(run.memory, (), int64, "tokens so far", component=COMPONENT))
             shapes = ((one.keys, one.key_dtype, "keys"), (one.values, one.value_dtype, "values"))
-            self.layers[layer] = Pair(*(_past(run, shape, dtype, name, length, length) for shape, dtype, name in shapes))
+            self.layers[layer] = Pair(
+                *(_past(run, shape, dtype, name, length, length) for shape, dtype, name in shapes)
+            )
         run.memory.layer, run.memory.scope = None, ""
 
 

@@ -53,7 +53,9 @@ def _with_lengths(model: Model, asked: Asked) -> Asked:
         )
     attention = asked.attention or program.attention_kinds[0]
     if attention not in program.attention_kinds:
-        raise InputError(f"--attention {attention}: allowed for a {model.model_type}: {', '.join(program.attention_kinds)}")
+        raise InputError(
+            f"--attention {attention}: allowed for a {model.model_type}: {', '.join(program.attention_kinds)}"
+        )
     return asked._replace(prompt_len=prompt, new_tokens=new, attention=attention)
 
 
@@ -80,5 +82,5 @@ def ran(model: Model, asked: Asked) -> Ran:
 
 
 def _batch(size: int) -> Dim:
-    """Return the batch as a polynomial, so that a run answers for other batches too. A batch of one takes branches of its own."""
+    """Return the batch as a polynomial: a run answers for other batches too. A batch of one takes branches of its own."""
     return Dim("batch", size, (0, 0, 0, 1, 0, 0))

@@ -36,9 +36,9 @@ class CacheLayer(NamedTuple):
     layer: int
     """The number of the layer. Layers that keep nothing have no entry."""
     kind: Kind
-    """"full": keys and values of all tokens; "sliding": of the last `window`; "chunked": sliding, with a mask of chunks (Llama 4);
-    "latent": one latent for all heads of all tokens (multi-head latent attention); "recurrent": `states` alone; "cross": keys and
-    values of the encoder's tokens."""
+    """What is kept. "full": keys and values of all tokens; "sliding": of the last `window`; "chunked": as sliding, with a
+    mask of chunks (Llama 4); "latent": one latent of each token for all heads (multi-head latent attention); "recurrent":
+    `states` alone; "cross": keys and values of the encoder's tokens."""
     kv_heads: int = 0
     """The heads of keys and values; 1 for a latent."""
     k_width: int = 0

@@ -28,7 +28,10 @@ def weights(program: Program, dtype: DType, quantize: str, stage: Stage, ep: int
             found[weight.component, weight._replace(layer=None)] += 1
     source = program.source or program.weights_source
     return [
-        (component, Row("parameters", w.name, _own(w, component, ep), dtype, copies, basis=program.basis, source=source))
+        (
+            component,
+            Row("parameters", w.name, _own(w, component, ep), dtype, copies, basis=program.basis, source=source),
+        )
         for (component, w), copies in found.items()
     ]
 

@@ -88,7 +88,7 @@ def plan_of(model: Model, tp: int) -> Plan:
     plan = model.support.tensor_parallel
     if not plan or model.support.tensor_parallel_fails is not None:
         raise InputError(f"--tp {tp}: tensor parallelism of a {model.model_type} is not modelled; allowed: 1")
-    if not any(path.endswith("o_proj") or path.endswith("dense") for path in plan) and model.program.caches_latents:
+    if not any(path.endswith(("o_proj", "dense")) for path in plan) and model.program.caches_latents:
         from memcalc.families.base.plans import SPLIT_LATENT
 
         return {**plan, **SPLIT_LATENT}
@@ -105,7 +105,9 @@ def check_experts(model: Model, asked: Asked) -> None:
     if experts % ep:
         raise InputError(f"--ep {ep}: does not divide the {experts} experts of {model.name}")
     if max(ep, tp) % min(ep, tp):
-        raise InputError(f"--ep {ep}: the ranks are those of --tp {tp} or replicas of them; allowed: a divisor or a multiple of {tp}")
+        raise InputError(
+            f"--ep {ep}: the ranks are those of --tp {tp} or replicas of them; allowed: a divisor or a multiple of {tp}"
+        )
 
 
 def stages_of(model: Model, pp: int) -> list[Stage]:
@@ -114,7 +116,9 @@ def stages_of(model: Model, pp: int) -> list[Stage]:
     if pp == 1:
         return [Stage(range(layers), True, True)]
     if not model.program.one_stack:
-        raise InputError(f"--pp {pp}: a {model.model_type} has two stacks of layers, whose stages are not modelled; allowed: 1")
+        raise InputError(
+            f"--pp {pp}: a {model.model_type} has two stacks of layers, whose stages are not modelled; allowed: 1"
+        )
     if model.program.layers_share:
         raise InputError(f"--pp {pp}: layers of a {model.model_type} share weights; allowed: 1")
     if layers % pp:

@@ -130,7 +130,9 @@ class Inferred:
 
     @property
     def _peak_step(self) -> Step:
-        return max((self.run.prefill, *self.run.decodes), key=lambda s: highest(On(s, self.stage), self.scale().nbytes).nbytes)
+        return max(
+            (self.run.prefill, *self.run.decodes), key=lambda s: highest(On(s, self.stage), self.scale().nbytes).nbytes
+        )
 
     @property
     def last(self) -> Step:
@@ -155,7 +157,10 @@ class Inferred:
         layers = (stage or self.stage).layers
         itemsize = kv_dtype_of(self.asked).itemsize
         kept = (one for layer, one in self.run.prefill.kept.items() if layer in layers)
-        return sum(one.keys[1].size * one.keys[2].size + one.values[1].size * one.values[2].size for one in kept) * itemsize
+        return (
+            sum(one.keys[1].size * one.keys[2].size + one.values[1].size * one.values[2].size for one in kept)
+            * itemsize
+        )
 
     @property
     def kv_bytes_per_token_all_gpus(self) -> int:
@@ -187,7 +192,18 @@ class Inferred:
             shape = copied(named_sizes(row.shape, 1, 1), row.name, row.copies, len(self.stage.layers))
             formula = dims_formula(shape, row.dtype)
             out.append(
-                Item("weights", row.name, row.nbytes, row.nbytes, shape, str(row.dtype), part, formula, row.basis, row.source)
+                Item(
+                    "weights",
+                    row.name,
+                    row.nbytes,
+                    row.nbytes,
+                    shape,
+                    str(row.dtype),
+                    part,
+                    formula,
+                    row.basis,
+                    row.source,
+                )
             )
         return out
 
@@ -211,7 +227,18 @@ class Inferred:
             life = "until the end" if kept else "at the peak"
             dtype = scale.dtype(row)
             out.append(
-                Item(component, key.name, nbytes, one * high, shape, str(dtype), life, dims_formula(shape, dtype), "exact", source)
+                Item(
+                    component,
+                    key.name,
+                    nbytes,
+                    one * high,
+                    shape,
+                    str(dtype),
+                    life,
+                    dims_formula(shape, dtype),
+                    "exact",
+                    source,
+                )
             )
         return out
 

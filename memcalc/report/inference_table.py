@@ -26,10 +26,16 @@ _NAMES: Final = {
 
 
 def print_inferred(inferred: Inferred, *, file: IO[str], rows: bool = False) -> None:
-    """Print a report. A terminal gets colour and its own width; any other file plain text of 100 columns (220 with `rows`), or as
-    COLUMNS says."""
+    """Print a report. A terminal gets colour and its own width; any other file plain text of 100 columns (220 with `rows`), or
+    as COLUMNS says."""
     console = console_for(file, 220 if rows else 100)
-    parts: list[RenderableType] = [_title(inferred), *_answer(inferred), "", _table(inferred, console.width), *_after(inferred)]
+    parts: list[RenderableType] = [
+        _title(inferred),
+        *_answer(inferred),
+        "",
+        _table(inferred, console.width),
+        *_after(inferred),
+    ]
     if rows:
         parts += ["", _rows(inferred.items, console.width)]
     parts += ["", *(Folded(f"note: {note}") for note in inferred.notes)]
@@ -38,7 +44,9 @@ def print_inferred(inferred: Inferred, *, file: IO[str], rows: bool = False) -> 
 
 def _title(inferred: Inferred) -> RenderableType:
     model, asked = inferred.model, inferred.asked
-    parallel = " · ".join(f"{name} {size}" for name, size in (("tp", asked.tp), ("pp", asked.pp), ("ep", asked.ep)) if size > 1)
+    parallel = " · ".join(
+        f"{name} {size}" for name, size in (("tp", asked.tp), ("pp", asked.pp), ("ep", asked.ep)) if size > 1
+    )
     words = [
         f"{model.name} ({show_count(model.num_parameters)} parameters) in {asked.dtype}",
         f"{asked.batch_size} sequence{'s' if asked.batch_size > 1 else ''} of {asked.prompt_len} + {asked.new_tokens} tokens",
@@ -86,13 +94,18 @@ def _table(inferred: Inferred, width: int) -> Table:
         table.add_row(*cells, *([f"{show_bytes(most.at_peak or most.nbytes)}  {most.name}"] if wide else []))
     for words, size in (("prefill peak", inferred.prefill_peak), ("decode peak", inferred.decode_peak)):
         if size is not None:
-            table.add_row(words, "", show_bytes(size), *([""] if wide else []), style="bold" if size == inferred.total else "")
+            table.add_row(
+                words, "", show_bytes(size), *([""] if wide else []), style="bold" if size == inferred.total else ""
+            )
     return table
 
 
 def _after(inferred: Inferred) -> list[RenderableType]:
     token, whole = inferred.kv_bytes_per_token(), inferred.kv_bytes_per_token_all_gpus
-    lines = [f"keys and values: {show_bytes(token)} per token" + (f" on a GPU, {show_bytes(whole)} on all" if whole != token else "")]
+    lines = [
+        f"keys and values: {show_bytes(token)} per token"
+        + (f" on a GPU, {show_bytes(whole)} on all" if whole != token else "")
+    ]
     rule = f"rule of thumb: 1.2 × weights = {show_bytes(inferred.rule_of_thumb)}"
     if inferred.total is not None:
         rule += f"; the run's peak is {inferred.total / inferred.rule_of_thumb:.2f} times that"

@@ -272,7 +272,9 @@ class Program:
         sizes["chunked_attention"] = chunk = getattr(config, "attention_chunk_size", None)
         kinds = getattr(config, "kinds", None) or getattr(config, "layer_types", None)
         if kinds is None:
-            kinds = ["sliding_attention" if sizes["sliding_attention"] else "chunked_attention" if chunk else ""] * self.layers
+            kinds = [
+                "sliding_attention" if sizes["sliding_attention"] else "chunked_attention" if chunk else ""
+            ] * self.layers
         return {i: window for i, kind in enumerate(kinds) if (window := sizes.get(kind))}
 
     cacheless: str | None = None
