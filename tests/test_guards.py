@@ -49,7 +49,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.engines.ddp", "memcalc.engines.fsdp2", "memcalc.engines.deepspeed", "memcalc.engines.megatron"),
     ("memcalc.engines",),
     ("memcalc.device",),
-    ("memcalc.inference",),
     ("memcalc.estimation.compute",),
     ("memcalc.timing",),
     ("memcalc.estimation",),

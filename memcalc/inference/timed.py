@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import numel
+from memcalc.hardware.cost import INSIDE, SOURCE
 from memcalc.hardware.speed import speed_of
 from memcalc.inference.heights import On
 from memcalc.inference.options import DTYPES
-from memcalc.inference.time import SERVED, TRANSFORMERS, Item, Run, Stored, seconds_in, step_items
+from memcalc.inference.time import SERVED, TRANSFORMERS, Item, Part, Run, Stored, seconds_in, step_items
 from memcalc.inference.weights import rows_by_weight
+from memcalc.inference.zero_inference import seconds_of_copies
 from memcalc.timing.kernels import Rates, Unknown
 
 if TYPE_CHECKING:
     from memcalc.inference.report import Inferred
     from memcalc.inference.weights import Method
+    from memcalc.inference.zero_inference import Needs
+    from memcalc.inputs.gpu import GPU
     from memcalc.inputs.model import Model
 
 _KERNELS: Final = "flash-attn 2"
@@ -65,10 +69,30 @@ def times_of(inferred: Inferred, method: Method | None, *, served: bool) -> Time
             if isinstance(found, Unknown):
                 return found
             items += found
+    if inferred.zero_inference is not None:
+        for part, items in (("prefill", prefill), *(("decode", items) for items in decodes)):
+            copied = _copied(part, items, inferred.zero_inference, asked.zero_inference, gpu)
+            if isinstance(copied, Unknown):
+                return copied
+            items += copied
     seconds = [seconds_in(items) for items in decodes]
     mean = sum(seconds) / len(seconds) if seconds else None
     rate = None if mean is None else asked.batch_size / mean
     return Times(seconds_in(prefill), mean, rate, (*prefill, *(decodes[-1] if decodes else ())))
+
+
+def _copied(part: Part, items: list[Item], needs: Needs, place: str, gpu: GPU) -> list[Item] | Unknown:
+    """Return the time that a forward waits for weights from the host: they are copied while it computes."""
+    if place != "cpu":
+        return Unknown("how fast weights come from NVMe is not known")
+    whole = seconds_of_copies(needs.per_forward, gpu)
+    if isinstance(whole, Unknown):
+        return whole
+    seconds = whole - seconds_in(items)
+    if seconds <= 0:
+        return []
+    formula = f"{needs.per_forward} B / ({INSIDE:g} of the link) = {whole:.4g} s less what the kernels take"
+    return [Item(part, "weights come from the host", seconds, "link", 0, formula, "assumed", SOURCE)]
 
 
 def stored(model: Model, method: Method | None, dtype: str, *, has_fp8: bool) -> dict[str, Stored]:

@@ -13,7 +13,7 @@ from memcalc.inference.quantised_formats import FP8
 from memcalc.inference.quantised_places import CONV1D, RULES, Rule, experts_quantised, is_modelled, linear_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from memcalc.core.dims import Dim
     from memcalc.core.dtypes import DType
@@ -62,9 +62,14 @@ def weight_rows(model: Model, dtype: DType, method: Method | None, program: Prog
 
 
 def rows_by_weight(
-    model: Model, dtype: DType, method: Method | None, program: Program | None = None
+    model: Model,
+    dtype: DType,
+    method: Method | None,
+    program: Program | None = None,
+    weights: Iterable[Weight] | None = None,
 ) -> Iterator[tuple[Weight, Row]]:
-    """Yield every weight with each row of what holds it, as `weight_rows` counts them."""
+    """Yield every weight with each row of what holds it, as `weight_rows` counts them. `weights`: those of the rank, if they are
+    not the program's."""
     if method is not None and not is_modelled(model):
         raise InputError(
             f"--quantize {method.name}: for a {model.model_type} the linear layers are not all known, so this is not modelled; "
@@ -74,7 +79,8 @@ def rows_by_weight(
     if method is not None:
         places = linear_places(model, method.rule, method.left_out)
     is_conv1d = model.model_type in CONV1D
-    yield from _rows(program or model.program, dtype, method, places, is_conv1d)
+    own = program or model.program
+    yield from _rows(own, own.weights() if weights is None else weights, dtype, method, places, is_conv1d)
 
 
 def _counted(rows: Iterator[Row]) -> Iterator[Row]:
@@ -90,10 +96,15 @@ def _counted(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def _rows(
-    program: Program, dtype: DType, method: Method | None, places: frozenset[Place], is_conv1d: bool
+    program: Program,
+    weights: Iterable[Weight],
+    dtype: DType,
+    method: Method | None,
+    places: frozenset[Place],
+    is_conv1d: bool,
 ) -> Iterator[tuple[Weight, Row]]:
     read = program.source or program.weights_source
-    for weight in program.weights():
+    for weight in weights:
         stored = None if method is None else _stored(weight, method, places, is_conv1d)
         if stored is None or method is None:
             own = _bias_dtype(weight, method) or weight.dtype or dtype

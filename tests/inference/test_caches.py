@@ -39,7 +39,9 @@ def test_caches_behind_an_encoder(model_type: str) -> None:
             assert memcalc.infer(fields, batch_size=2, prompt_len=prompt, new_tokens=new).kv_cache == real[new]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "deepseek_v3", "mistral", "jamba", "falcon_h1", "llama4_text"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gemma3_text", "deepseek_v3", "mistral", "jamba", "falcon_h1", "llama4_text"]
+)
 @pytest.mark.parametrize("longest", [8, 15])
 def test_static_caches(model_type: str, longest: int) -> None:
     fields = dict(step_cases(model_type)[0].fields)

@@ -171,3 +171,9 @@ def _token(model: Model, layer: CacheLayer, kv_dtype: DType, tp: int) -> int:
 
 def _whole(tokens: int, page_size: int) -> int:
     return tokens // page_size * page_size
+
+
+def most_requests(of: Pool, length: int) -> int:
+    """Return the most requests at once (kv_cache_configurator.py, resolve_max_num_reqs)."""
+    tokens = of.tokens or of.sliding_tokens
+    return min(max(min(int(tokens / length * 512), 4096), 2048), tokens // 2)
