@@ -59,7 +59,7 @@ def infer(
     quantize: Annotated[
         str | None,
         o.option(
-            "none, fp8, int8, nf4, fp4, int4, gptq, awq: how weights are kept in fewer bits. (default: as the configuration says)",
+            "none, fp8, int8, nf4, fp4, int4, gptq, awq: weights in fewer bits. (default: as the configuration says)",
             _RUN,
             "--quantize",
         ),

@@ -8,8 +8,8 @@ from memcalc.core.dims import Dim
 from memcalc.errors import InputError
 from memcalc.inference.caches import DynamicCache, StaticCache, windows_of
 from memcalc.inference.options import DTYPES, Asked, check
-from memcalc.inference.quantised_methods import method_of, method_of_config
 from memcalc.inference.parallel import rank_program, stages_of
+from memcalc.inference.quantised_methods import method_of, method_of_config
 from memcalc.inference.refusals import refuse_model
 from memcalc.inference.report import Inferred, Ran
 from memcalc.inference.steps import Workload, decode, held, held_behind_encoder, prefill

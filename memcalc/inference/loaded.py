@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def weights(
     model: Model, program: Program, dtype: DType, method: Method | None, stage: Stage, ep: int
 ) -> list[tuple[str, Row]]:
-    """Return the rows of a rank's weights, each with the part of the model that it belongs to. `program` is the rank's; `ep` ranks
-    share the experts.
+    """Return the rows of a rank's weights, each with the part of the model that it belongs to. `program` is the rank's; `ep`
+    ranks share the experts.
 
     A tied weight is on the first stage, and a copy of it on the last one if that is another.
     """

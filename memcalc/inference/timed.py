@@ -15,6 +15,8 @@ from memcalc.inference.zero_inference import seconds_of_copies
 from memcalc.timing.kernels import Rates, Unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memcalc.inference.report import Inferred
     from memcalc.inference.weights import Method
     from memcalc.inference.zero_inference import Needs
@@ -70,7 +72,7 @@ def times_of(inferred: Inferred, method: Method | None, *, served: bool) -> Time
                 return found
             items += found
     if inferred.zero_inference is not None:
-        for part, items in (("prefill", prefill), *(("decode", items) for items in decodes)):
+        for part, items in _parts(prefill, decodes):
             copied = _copied(part, items, inferred.zero_inference, asked.zero_inference, gpu)
             if isinstance(copied, Unknown):
                 return copied
@@ -79,6 +81,12 @@ def times_of(inferred: Inferred, method: Method | None, *, served: bool) -> Time
     mean = sum(seconds) / len(seconds) if seconds else None
     rate = None if mean is None else asked.batch_size / mean
     return Times(seconds_in(prefill), mean, rate, (*prefill, *(decodes[-1] if decodes else ())))
+
+
+def _parts(prefill: list[Item], decodes: list[list[Item]]) -> Iterator[tuple[Part, list[Item]]]:
+    yield "prefill", prefill
+    for items in decodes:
+        yield "decode", items
 
 
 def _copied(part: Part, items: list[Item], needs: Needs, place: str, gpu: GPU) -> list[Item] | Unknown:

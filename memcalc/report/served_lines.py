@@ -28,7 +28,7 @@ def served_lines(inferred: Inferred) -> list[str]:
     if needs is not None:
         host = sum(row.nbytes for row in needs.host)
         out.append(
-            f"ZeRO-Inference: {show_bytes(host)} on the host or NVMe; a forward copies {show_bytes(needs.per_forward)} to the GPU"
+            f"ZeRO-Inference: {show_bytes(host)} on the host or NVMe; a forward copies {show_bytes(needs.per_forward)} of it"
         )
     if inferred.gpu is None:
         return out
@@ -55,11 +55,11 @@ def _serving(serving: Serving, inferred: Inferred) -> list[str]:
         f"{show_bytes(max(0, serving.cache))} of cache"
     ]
     if serving.num_blocks is not None and serving.bytes_per_block is not None:
-        out.append(
-            f"{serving.num_blocks:,} blocks of {show_bytes(serving.bytes_per_block)}, {serving.blocks_per_sequence} for a sequence"
-        )
+        each, many = show_bytes(serving.bytes_per_block), serving.blocks_per_sequence
+        out.append(f"{serving.num_blocks:,} blocks of {each}, {many} for a sequence")
     out.append(
-        f"cache of {serving.tokens:,} tokens; maximum concurrency for {length:,} tokens per request: {serving.max_concurrency:.2f}x"
+        f"cache of {serving.tokens:,} tokens; maximum concurrency for {length:,} tokens per request: "
+        f"{serving.max_concurrency:.2f}x"
     )
     return out
 
@@ -94,9 +94,9 @@ def print_dtypes(model: Model, lines: Sequence[Line], *, file: IO[str]) -> None:
     console.print(table, Text())
     console.print(
         Folded(
-            "accelerate counts AutoModel, without the output head, with buffers, and takes every weight as quantised without scales; "
-            "its training has no 16-bit copy. Exact: the model with its head, int8 and int4 (nf4) as bitsandbytes keeps them, 16 bytes "
-            "a parameter with Adam, no activations."
+            "accelerate counts AutoModel, without the output head, with buffers, and takes every weight as quantised without "
+            "scales; its training has no 16-bit copy. Exact: the model with its head, int8 and int4 (nf4) as bitsandbytes keeps "
+            "them, 16 bytes a parameter with Adam, no activations."
         )
     )
 

@@ -62,8 +62,8 @@ def test_vllm_divides_the_gpu() -> None:
 
 
 def test_the_profiling_run_of_published_logs() -> None:
-    """github.com/vllm-project/vllm/issues/10517: profiling Llama-3.1-8B with 20,000 and 29,000 tokens took 17.06 and 17.98 GiB, of
-    which 14.99 are weights. transformers' forward has one hidden state more at its peak: 7 to 8 % more."""
+    """github.com/vllm-project/vllm/issues/10517: profiling Llama-3.1-8B with 20,000 and 29,000 tokens took 17.06 and 17.98 GiB,
+    of which 14.99 are weights. transformers' forward has one hidden state more at its peak: 7 to 8 % more."""
     from memcalc.inference.serving.served import profile_peak
 
     found = run("llama-3.1-8b", engine="vllm", gpu="rtx3090")
@@ -100,9 +100,11 @@ def test_zero_inference_keeps_the_weights_off_the_gpu() -> None:
     ({"engine": "trt"}, "--engine 'trt'"), ({"block_size": 16}, "--block-size 16"), ({"quantize": "int3"}, "--quantize int3"),
     ({"mem_fraction_static": 0.8, "engine": "vllm"}, "--mem-fraction-static 0.8"), ({"group_size": 64}, "--group-size 64"),
     ({"gpu_memory_utilization": 1.2, "engine": "vllm", "gpu": "h200"}, "--gpu-memory-utilization 1.2"),
-    ({"gpu_memory_utilization": "x", "engine": "vllm"}, "--gpu-memory-utilization 'x'"), ({"double_quant": True}, "--double-quant on"),
+    ({"gpu_memory_utilization": "x", "engine": "vllm"}, "--gpu-memory-utilization 'x'"),
+    ({"double_quant": True}, "--double-quant on"),
     ({"engine": "vllm", "kv_dtype": "int8"}, "--kv-dtype int8"), ({"engine": "vllm", "kv_dtype": "fp32"}, "--kv-dtype fp32"),
-    ({"engine": "vllm", "pp": 2}, "--pp 2"), ({"zero_inference": "cpu", "tp": 2}, "--tp 2"), ({"zero_inference": "ssd"}, "'ssd'"),
+    ({"engine": "vllm", "pp": 2}, "--pp 2"), ({"zero_inference": "cpu", "tp": 2}, "--tp 2"),
+    ({"zero_inference": "ssd"}, "'ssd'"),
     ({"zero_inference": "cpu", "quantize": "nf4"}, "--quantize nf4"), ({"engine": "vllm", "cache": "static"}, "--cache static"),
     ({"group_size": "x", "quantize": "awq"}, "--group-size 'x'"),
 ], ids=str)  # fmt: skip
@@ -114,7 +116,8 @@ def test_what_is_refused(given: dict[str, Any], named: str) -> None:
 
 
 @pytest.mark.parametrize("given", [
-    {}, {"engine": "vllm", "gpu": "h100-80gb"}, {"engine": "sglang", "gpu": "h100-80gb"}, {"zero_inference": "cpu", "gpu": "h100-80gb"},
+    {}, {"engine": "vllm", "gpu": "h100-80gb"}, {"engine": "sglang", "gpu": "h100-80gb"},
+    {"zero_inference": "cpu", "gpu": "h100-80gb"},
     {"quantize": "awq", "gpu": "rtx4090"},
 ], ids=str)  # fmt: skip
 def test_the_document_and_the_table_say_the_same(given: dict[str, Any]) -> None:

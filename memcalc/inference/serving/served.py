@@ -1,4 +1,4 @@
-"""A run as a serving engine has it: what the engine reserves of the GPU, and how many sequences of the run's length fit at once."""
+"""A run as a serving engine has it: what the engine reserves of the GPU, and how many sequences fit at once."""
 
 from __future__ import annotations
 
@@ -111,10 +111,23 @@ def _vllm(inferred: Inferred, gpu: GPU) -> Serving:
     plan = vllm.planned(of, budget.cache, work)
     widest = max(plan.groups, key=lambda group: len(group.layers))
     return Serving(
-        "vllm", share, requested, budget.weights, activations, outside, budget.cache, plan.tokens(length), widest.spec.block_size,
-        plan.num_blocks, plan.bytes_per_block, plan.blocks_per_sequence, tuple(len(group.layers) for group in plan.groups),
-        plan.max_concurrency, batch.sequences, min(plan.sequences, batch.sequences),
-    )  # fmt: skip
+        engine="vllm",
+        share=share,
+        reserved=requested,
+        weights=budget.weights,
+        activations=activations,
+        outside=outside,
+        cache=budget.cache,
+        tokens=plan.tokens(length),
+        block_size=widest.spec.block_size,
+        num_blocks=plan.num_blocks,
+        bytes_per_block=plan.bytes_per_block,
+        blocks_per_sequence=plan.blocks_per_sequence,
+        groups=tuple(len(group.layers) for group in plan.groups),
+        max_concurrency=plan.max_concurrency,
+        max_batch=batch.sequences,
+        sequences=min(plan.sequences, batch.sequences),
+    )
 
 
 def _sglang(inferred: Inferred, gpu: GPU) -> Serving:
@@ -130,10 +143,25 @@ def _sglang(inferred: Inferred, gpu: GPU) -> Serving:
     page = asked.block_size or 1
     pool = sglang.pool(model, layers, cache, kv_dtype_of(asked), asked.tp, page)
     most = sglang.most_requests(pool, length)
+    fit = pool.sequences(length)
     return Serving(
-        "sglang", share, reserved, inferred.weights, None, outside, cache, pool.tokens or pool.sliding_tokens, page, None, None,
-        None, (), pool.tokens / length if pool.tokens else float(pool.sequences(length)), most, min(pool.sequences(length), most),
-    )  # fmt: skip
+        engine="sglang",
+        share=share,
+        reserved=reserved,
+        weights=inferred.weights,
+        activations=None,
+        outside=outside,
+        cache=cache,
+        tokens=pool.tokens or pool.sliding_tokens,
+        block_size=page,
+        num_blocks=None,
+        bytes_per_block=None,
+        blocks_per_sequence=None,
+        groups=(),
+        max_concurrency=pool.tokens / length if pool.tokens else float(fit),
+        max_batch=most,
+        sequences=min(fit, most),
+    )
 
 
 def profile_peak(inferred: Inferred, tokens: int, sequences: int) -> int:
