@@ -108,7 +108,12 @@ class FalconH1Mixer(StateSpace):
         projected_states = (m / "in_proj").linear(hidden_states)
         return hidden_states, projected_states * m.buffer("mup_vector")
 
+    def gate_of_step(self, gate: Tensor) -> Tensor | None:
+        return None if self.normalised else view(gate, gate.shape[0], self.heads, self.head_dim)
+
     def norm(self, m: Module, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        if not self.normalised and m.run.cache is not None and m.run.cache.seen:
+            return hidden_states  # the step has applied the gate
         if not self.normalised:
             return hidden_states * act(gate, "silu")
         return self.gated_norm(m, hidden_states, gate)

@@ -19,7 +19,7 @@ from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
-from memcalc.families.mamba import causal_conv1d
+from memcalc.families.mamba import cached_conv1d
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -189,7 +189,7 @@ class Lfm2(LinearOrFullLayers):
         projected = transpose((m / "in_proj").linear(hidden_states), 1, 2)
         b, c, x = chunk_dim(projected, 1, 3)
         hidden_states = b * x
-        hidden_states = causal_conv1d(m / "conv", hidden_states, "linear")
+        hidden_states = cached_conv1d(m, m / "conv", hidden_states, "linear")
         y = c * hidden_states
         y = contiguous(transpose(y, 1, 2))
         return (m / "out_proj").linear(y)

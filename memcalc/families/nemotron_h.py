@@ -145,7 +145,6 @@ class NemotronHConfig(RouterOutputsConfig):
 class NemotronH(RouterOutputs):
     """The program of NemotronHForCausalLM."""
 
-    decodes = False
     Config = NemotronHConfig
     polynomial = False
     embedding = "model.embeddings"

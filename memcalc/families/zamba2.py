@@ -147,7 +147,6 @@ class Zamba2Config(RotaryConfig):
 class Zamba2(Llama):
     """The program of Zamba2ForCausalLM."""
 
-    decodes = False
     Config = Zamba2Config
     polynomial = False
     final_norm = "final_layernorm"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import int64
-from memcalc.core.ops.axes import narrow
+from memcalc.core.ops.axes import narrow, pad_dim
 from memcalc.core.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 COMPONENT = "kv_cache"
 STATE = "state_cache"
+CONVOLUTION = "convolution"
+"""The name of the state with a convolution's last inputs."""
 
 
 class Pair(NamedTuple):
@@ -47,8 +49,9 @@ class Kept(NamedTuple):
 class DynamicCache:
     """A DynamicCache(config=model.config). `windows` has the windows of the layers that have one."""
 
-    def __init__(self, windows: Mapping[int, int], full: int, seen: int = 0) -> None:
-        """Begin an empty cache, or with `fill` one that has `seen` tokens. `full` is the first layer without a window."""
+    def __init__(self, windows: Mapping[int, int], full: int | None, seen: int = 0) -> None:
+        """Begin an empty cache, or with `fill` one that has `seen` tokens. `full` is the layer whose tokens size the masks of
+        full attention; None: the first that has keys and no window."""
         self.windows = windows
         self.full = full
         self.seen = seen
@@ -57,10 +60,15 @@ class DynamicCache:
         self.numbers: list[Tensor] = []
         self.states: dict[tuple[int, str], Tensor] = {}
 
+    def begin(self, run: Run) -> None:
+        """Allocate what an empty cache holds."""
+        self.numbers = [window_tensor(run, layer) for layer in self.windows]
+        run.memory.layer = None
+
     def fill(self, run: Run, kept: Mapping[int, Kept], prompt: int) -> None:
         """Allocate what the cache holds after `seen` tokens, `prompt` of which came at once."""
         self.kept = dict(kept)
-        self.numbers = [window_tensor(run, layer) for layer in self.windows]
+        self.begin(run)
         for layer, one in kept.items():
             held = tokens_held(self.seen, prompt, self.windows.get(layer))
             visible = tokens_kept(self.seen, self.windows.get(layer))
@@ -103,19 +111,48 @@ class DynamicCache:
             del old_values, keys
         return self.layers[layer]
 
+    def state(self, m: Module, name: str) -> Tensor | None:
+        """Return a state of the running layer (`get_conv_state`, `get_recurrent_state`); None before its first update."""
+        layer = m.memory.layer
+        assert layer is not None
+        return self.states.get((layer, name))
+
+    def update_conv_state(self, m: Module, x: Tensor, kernel: Dim) -> Tensor:
+        """Run `update_conv_state` of a prompt: copy the last inputs into a state. Returns x, padded to the kernel's width."""
+        self._make_state(m, CONVOLUTION, (*x.shape[:2], kernel), x.dtype)
+        return pad_dim(x, 2, kernel) if x.shape[2].size < kernel.size else x
+
+    def update_state(self, m: Module, name: str, new: Tensor) -> None:
+        """Run `update_recurrent_state`: copy the new state into the one that is kept."""
+        if self.state(m, name) is None:
+            self._make_state(m, name, new.shape, new.dtype)
+
+    def keep_state(self, m: Module, name: str, new: Tensor) -> None:
+        """Keep a new state itself (MiniMaxCache, `set_linear_cache`)."""
+        layer = m.memory.layer
+        assert layer is not None
+        m.memory.relabel(new.storage, new.shape, STATE, name, layer)
+        self.states[layer, name] = new
+
+    def _make_state(self, m: Module, name: str, shape: Shape, dtype: DType) -> None:
+        layer = m.memory.layer
+        assert layer is not None
+        self.states[layer, name] = new_tensor(m.memory, shape, dtype, name, component=STATE)
+
     def keys_in_mask(self, queries: Dim, *, windowed: bool) -> Dim:
         """Return the keys that a mask covers: of the first layer with a window or without one (`get_mask_sizes`)."""
-        layer = next(iter(self.windows), 0) if windowed else self.full
-        past = tokens_kept(self.seen, self.windows.get(layer))
+        layer = next(iter(self.windows), self.full) if windowed else self.full
+        if layer is None:
+            layer = next((i for i in self.kept if i not in self.windows), 0)
+        seen = self.seen if layer in self.kept or not self.kept else 0
+        past = tokens_kept(seen, self.windows.get(layer))
         return Dim(f"(cached+{queries.name})", past + queries.size) if past else queries
 
 
-def windows_of(program: Program) -> tuple[dict[int, int], int]:
-    """Return the windows of the layers that have one, and the layer whose cache sizes the masks of full attention
-    (masking_utils.py, `find_first_full_attention_index`)."""
-    windows = program.cache_windows()
-    full = next((i for i in range(program.layers) if i not in windows), 0)
-    return windows, full
+def windows_of(program: Program) -> tuple[dict[int, int], int | None]:
+    """Return the windows of the layers that have one, and the layer whose tokens size the masks of full attention, as a
+    DynamicCache is given it."""
+    return program.cache_windows(), None if program.cache_knows_layers else 0
 
 
 def window_tensor(run: Run, layer: int) -> Tensor:

@@ -226,7 +226,19 @@ class Inferred:
     @cached_property
     def items(self) -> list[Item]:
         """Return the rows: weights, then what the cache holds at the end, then everything else that is alive at the peak."""
-        return [*self._weight_items, *self._run_items]
+        return [*self._weight_items, *self._run_items, *self._device_items]
+
+    @property
+    def _device_items(self) -> list[Item]:
+        """Return what the device holds besides tensors: rows that add `total` up to what the device needs."""
+        lost = self.needs() - self.besides - (self.total or self.least)
+        workspace = shown.workspace_of(self.gpu)
+        own = [
+            ("rounding of blocks to 512 B", lost, "per block", "exact", "CUDACachingAllocator.cpp"),
+            ("cuBLAS workspace", workspace, f"1 handle·{workspace} B", "modelled", "CublasHandlePool.cpp"),
+        ]
+        out = [Item("device", name, nbytes, 0, (), "", "always", *rest) for name, nbytes, *rest in own]
+        return [*out, *(Item("device", i.name, i.nbytes, 0, (), "", "always", i.formula, i.basis, i.source) for i in self.outside)]
 
     @property
     def _weight_items(self) -> list[Item]:
@@ -288,7 +300,8 @@ class Inferred:
     # --- the device
 
     def needs(self, batch: int | None = None) -> int:
-        """Return the bytes of the device that the run needs: tensors, rounding, cuBLAS's workspace, CUDA context and NCCL."""
+        """Return the bytes of the device that the run needs: tensors, their rounding, cuBLAS's workspace, CUDA context and NCCL.
+        If the run is not known these are weights and caches instead of all tensors."""
         size = self.scale(batch).nbytes
         most = 0
         for step in (self.run.prefill, *self.run.decodes):

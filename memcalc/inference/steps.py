@@ -78,7 +78,11 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
         run.add_weight(weight, wants_gradient=False)
     for buffer in after_forward(program.buffers(), cache.seen + tokens.size):
         run.add_buffer(buffer)
-    cache.fill(run, kept, work.prompt)
+    if cache.seen:
+        cache.fill(run, kept, work.prompt)
+        cache.fill_states(run, program)
+    else:
+        cache.begin(run)
     batch_of = [run.add_input(given) for given in program.inputs(work.batch, tokens)]
     run.cache = cache
     memory.enter("forward", None)

@@ -24,6 +24,7 @@ _NAMES: Final = {
     "buffers": "buffers and inputs",
     "temporaries": "temporaries",
 }
+"""The components of tensors, in their order; rows of the device are in the answer."""
 
 
 def print_inferred(inferred: Inferred, *, file: IO[str], rows: bool = False) -> None:

@@ -42,7 +42,6 @@ class LinearOrFullLayers(Llama):
     """Llama's stack in which each layer takes the masks and rotary positions of its kind. The configuration is a
     LinearOrFullConfig."""
 
-    decodes = False
     polynomial = False
     other_kind = "linear_attention"
     """The kind of layers without full attention."""
@@ -71,7 +70,6 @@ class LinearOrFullLayers(Llama):
 class Hybrid(Llama):
     """Llama's stack with a `mamba` instead of some layers' `self_attn`, and other names."""
 
-    decodes = False
     polynomial = False
     final_norm = "final_layernorm"
     mixer: Any

@@ -281,6 +281,8 @@ class Program:
     """The reason why transformers keeps no cache for the type; None: it keeps one."""
     decodes: bool = True
     """True if the forward is written out for a cache: its peaks are those of prefill and decode."""
+    cache_knows_layers: bool = True
+    """False if the cache is made without the configuration: masks are sized by the first layer, whatever it keeps."""
     caches_latents: bool = False
     """True if the cache has one latent for all heads, and the part of the keys that they share."""
 

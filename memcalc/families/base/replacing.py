@@ -59,8 +59,27 @@ class Adapters(Protocol):
 class Cache(Protocol):
     """What layers keep of the tokens that they have seen (`memcalc.inference`)."""
 
+    seen: int
+    """The tokens of each sequence that the cache has seen."""
+
     def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the keys and values of new tokens in the layer of `m`. Returns those that the layer attends to."""
+        ...
+
+    def state(self, m: Module, name: str) -> Tensor | None:
+        """Return a state that the layer of `m` keeps; None before its first update."""
+        ...
+
+    def update_conv_state(self, m: Module, x: Tensor, kernel: Dim) -> Tensor:
+        """Keep the last inputs of a convolution, x (batch, channels, seq). Returns them, padded to the kernel's width."""
+        ...
+
+    def update_state(self, m: Module, name: str, new: Tensor) -> None:
+        """Copy a new state into the one that the layer of `m` keeps."""
+        ...
+
+    def keep_state(self, m: Module, name: str, new: Tensor) -> None:
+        """Keep a new state itself in the place of the old one."""
         ...
 
     def keys_in_mask(self, queries: Dim, *, windowed: bool) -> Dim:
