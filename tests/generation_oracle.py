@@ -1,7 +1,7 @@
 """transformers' own generation without data: the peak of each step, and the bytes that its cache holds after it.
 
-The reference is the loop of `memcalc.inference.steps`: a forward of the prompts with `use_cache=True` under no_grad, then one of a
-token of each sequence at a time; from each only the last logits, copied to fp32, and the next tokens.
+The reference is the loop of `memcalc.inference.steps`: a forward of the prompts with `use_cache=True` under no_grad, then one
+of a token of each sequence at a time; from each only the last logits, copied to fp32, and the next tokens.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def test_a_command(folder: Path) -> None:
             f"{', '.join(OPTIMIZERS.known)}, new-sgd",
         ),
         (["estimate", "gpt2", "--engine", "x"], "none, ddp, fsdp2, deepspeed, megatron, new-engine"),
-        (["zzz"], "estimate, compare, fit, plan, emit, explain, quiz, validate, models, gpus, new-command"),
+        (["zzz"], "estimate, compare, fit, plan, infer, emit, explain, quiz, validate, models, gpus, new-command"),
     ],
 )
 def test_new_names_are_listed_behind_the_others(folder: Path, arguments: list[str], listed: str) -> None:

@@ -120,7 +120,7 @@ class SelectiveMixer:
         time_proj_bias = cast((m / "dt_proj").weight("bias"), fp32)
         d = m.weight("D")
         state = None if cache is None else cache.state(m, RECURRENT)
-        scan_result: tuple[Tensor, Tensor] | None = None
+        _scan_result: object = None
         if state is not None:
             x, dt, z = (select(one, 2) for one in (transpose(hidden_states_b_c, 1, 2), time_step, gate))
             scan_output = selective_state_update(state, x, dt, a, select(b, 1), select(c, 1), d, z, time_proj_bias)
@@ -128,10 +128,9 @@ class SelectiveMixer:
         else:
             arguments = (transpose(hidden_states_b_c, 1, 2), time_step, a, b, c, d, gate, time_proj_bias)
             if cache is None:
-                scan_output = selective_scan(*arguments)[0]
+                _scan_result = scan_output = selective_scan(*arguments)[0]
             else:
-                scan_result = selective_scan(*arguments)
-                scan_output, final_state = scan_result
+                _scan_result = scan_output, final_state = selective_scan(*arguments)
                 cache.update_state(m, RECURRENT, final_state)
             del arguments
         return (m / "out_proj").linear(cast(transpose(scan_output, 1, 2), m.run.dtype))
@@ -276,7 +275,15 @@ def causal_conv1d_update(m: Module, hidden_states: Tensor, conv_state: Tensor, a
 
 
 def selective_state_update(
-    state: Tensor, hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Tensor, dt_bias: Tensor
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    z: Tensor,
+    dt_bias: Tensor,
 ) -> Tensor:
     """Return the output of mamba_selective_state_update for one token, (batch, channels). hidden_states, dt and z are (batch,
     channels), a is (channels, state), b and c are (batch, state)."""
@@ -296,8 +303,8 @@ def selective_state_update(
 def selective_scan(
     hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Tensor, delta_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the output of mamba_selective_scan, and its last state. hidden_states, dt and z are (batch, channels, seq), a is (channels, state), b
-    and c are (batch, seq, state). The caller's frame keeps all of them."""
+    """Return the output of mamba_selective_scan, and its last state. hidden_states, dt and z are (batch, channels, seq), a is
+    (channels, state), b and c are (batch, seq, state). The caller's frame keeps all of them."""
     d = cast(d, fp32)
     dt = dt + unsqueeze(cast(delta_bias, dt.dtype), 1)
     dt = softplus(dt)

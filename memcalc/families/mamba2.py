@@ -125,7 +125,7 @@ class StateSpace:
         hidden_states_b_c = cached_conv1d(m, m / "conv1d", hidden_states_b_c, self.activation)
         hidden_states_b_c = apply_mask_to_padding_states(transpose(hidden_states_b_c, 1, 2), mask)
         hidden_states, b, c = split(hidden_states_b_c, self.inner, self.group_states, self.group_states)
-        scan_result: tuple[Tensor, Tensor] | None = None
+        _scan_result: object = None
         if state is not None:
             scan_output = self.step(m, state, hidden_states, dt, a, b, c, gate)
         else:
@@ -140,10 +140,9 @@ class StateSpace:
                 m.weight("dt_bias"),
             )
             if cache is None:
-                scan_output = chunk_scan(*arguments)[0]
+                _scan_result = scan_output = chunk_scan(*arguments)[0]
             else:
-                scan_result = chunk_scan(*arguments)
-                scan_output, final_state = scan_result
+                _scan_result = scan_output, final_state = chunk_scan(*arguments)
                 cache.update_state(m, RECURRENT, final_state)
             del arguments
             scan_output = reshape(scan_output, batch, seq, self.inner)
@@ -209,7 +208,15 @@ class Mamba2(Mamba):
 
 
 def selective_state_update(
-    state: Tensor, hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, dt_bias: Tensor, z: Tensor | None
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    z: Tensor | None,
 ) -> Tensor:
     """Return the output of mamba2_selective_state_update for one token, (batch, heads, head_dim). hidden_states, dt and z are
     (batch, heads, head_dim), a is (heads, head_dim, state), b and c are (batch, groups, state), d and dt_bias (heads,
@@ -244,8 +251,8 @@ def of_each_head(x: Tensor, heads: Dim) -> Tensor:
 def chunk_scan(
     hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: Dim, d: Tensor, dt_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the output of mamba2_chunk_scan, and the last state. hidden_states is (batch, seq, heads, head_dim), dt (batch, seq, heads), a
-    (heads), b and c (batch, seq, groups, state). The caller's frame keeps the arguments."""
+    """Return the output of mamba2_chunk_scan, and the last state. hidden_states is (batch, seq, heads, head_dim), dt (batch,
+    seq, heads), a (heads), b and c (batch, seq, groups, state). The caller's frame keeps the arguments."""
     _arguments = (hidden_states, b, c)
     batch, seq, heads, head_dim = hidden_states.shape
     chunks = Dim("chunks", -(-seq.size // chunk.size))

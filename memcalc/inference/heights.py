@@ -1,4 +1,4 @@
-"""What is alive in a step: its bytes at any batch size, and the blocks at the highest moment.
+"""The blocks that are alive in a step: their bytes at any batch size, and the blocks at the highest moment.
 
 Weights do not count here: they are rows of their own, which can be quantised.
 """

@@ -1,4 +1,4 @@
-"""What each layer of a model keeps of the tokens that it has seen: keys and values, latents, recurrent states.
+"""The tensors that each layer of a model keeps of the tokens that it has seen: keys and values, latents, recurrent states.
 
 Keys and values have the shapes in which the family's forward hands them to the cache; states are those that the family names.
 """
@@ -30,15 +30,15 @@ class State(NamedTuple):
 
 
 class CacheLayer(NamedTuple):
-    """What one layer keeps. A layer with attention and a state-space mixer has both, in one entry. A decoder's layer that
-    also attends to an encoder has two entries with the same number."""
+    """The tensors that one layer keeps. A layer with attention and a state-space mixer has both, in one entry. A decoder's
+    layer that also attends to an encoder has two entries with the same number."""
 
     layer: int
     """The number of the layer. Layers that keep nothing have no entry."""
     kind: Kind
-    """What is kept. "full": keys and values of all tokens; "sliding": of the last `window`; "chunked": as sliding, with a
-    mask of chunks (Llama 4); "latent": one latent of each token for all heads (multi-head latent attention); "recurrent":
-    `states` alone; "cross": keys and values of the encoder's tokens."""
+    """The kind of what is kept. "full": keys and values of all tokens; "sliding": of the last `window`; "chunked": as
+    sliding, with a mask of chunks (Llama 4); "latent": one latent of each token for all heads (multi-head latent
+    attention); "recurrent": `states` alone; "cross": keys and values of the encoder's tokens."""
     kv_heads: int = 0
     """The heads of keys and values; 1 for a latent."""
     k_width: int = 0

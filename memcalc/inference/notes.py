@@ -1,4 +1,4 @@
-"""What a reader of an inference report has to know, one sentence each."""
+"""Notes for the reader of an inference report, one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `memcalc infer` does not answer, in one line each."""
+"""The questions that `memcalc infer` does not answer, refused in one line each."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Inferred:
-    """What a model needs per GPU while it generates: the rank with the highest peak."""
+    """The bytes that a model needs per GPU while it generates: those of the rank with the highest peak."""
 
     model: Model
     asked: Asked
@@ -238,7 +238,13 @@ class Inferred:
             ("cuBLAS workspace", workspace, f"1 handle·{workspace} B", "modelled", "CublasHandlePool.cpp"),
         ]
         out = [Item("device", name, nbytes, 0, (), "", "always", *rest) for name, nbytes, *rest in own]
-        return [*out, *(Item("device", i.name, i.nbytes, 0, (), "", "always", i.formula, i.basis, i.source) for i in self.outside)]
+        return [
+            *out,
+            *(
+                Item("device", i.name, i.nbytes, 0, (), "", "always", i.formula, i.basis, i.source)
+                for i in self.outside
+            ),
+        ]
 
     @property
     def _weight_items(self) -> list[Item]:

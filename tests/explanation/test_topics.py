@@ -45,6 +45,7 @@ NAMES = [
     "trillion",
     "encoder-decoder-stages",
     "lora",
+    "kv-cache",
 ]
 
 
@@ -127,6 +128,7 @@ PRINTED = {
     "ZeRO, arXiv 1910.02054, section 1": 16e12,
     "Distributed Optimizer": 18,
     "Model training anatomy": 1343 * 2**20,
+    "FlexGen, arXiv 2303.06865, section 3": 1.2 * 2**40,
 }
 """The end of a source, and a number that stands there."""
 

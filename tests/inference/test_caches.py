@@ -10,7 +10,8 @@ import memcalc
 from memcalc.inference.layers import cache_layers
 
 HYBRID = (
-    "mamba", "falcon_mamba", "mamba2", "jamba", "bamba", "zamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe",
+    "mamba", "falcon_mamba", "mamba2", "jamba", "bamba", "zamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "lfm2",
+    "lfm2_moe",
     "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "minimax",
 )  # fmt: skip
 DEFAULT = ("mamba", "jamba", "zamba2", "lfm2", "qwen3_next")

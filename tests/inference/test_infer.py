@@ -16,7 +16,8 @@ from memcalc.inference.heights import On, highest
 from memcalc.inference.parallel import Stage
 
 KEYS = {
-    "weights", "kv_cache", "kv_bytes_per_token", "state_cache", "prefill_peak", "decode_peak", "total", "fit", "max_sequences", "time",
+    "weights", "kv_cache", "kv_bytes_per_token", "state_cache", "prefill_peak", "decode_peak", "total", "fit", "max_sequences",
+    "time",
 }  # fmt: skip
 
 
@@ -40,7 +41,9 @@ def test_rows_add_up_to_totals(model: str, options: dict[str, Any]) -> None:
     items = document["items"]
     for component in ("weights", "kv_cache", "state_cache"):
         assert sum(item["nbytes"] for item in items if item["component"] == component) == document[component]
-    assert sum(item["at_peak"] for item in items) == (document["total"] or sum(document[c] for c in ("weights", "kv_cache", "state_cache")))
+    assert sum(item["at_peak"] for item in items) == (
+        document["total"] or sum(document[c] for c in ("weights", "kv_cache", "state_cache"))
+    )
     if document["total"] is not None:
         assert document["total"] == max(document["prefill_peak"], document["decode_peak"] or 0)
     if document["fit"] is not None:
@@ -90,14 +93,21 @@ def test_weights_of_ranks() -> None:
     stages = memcalc.infer(model, pp=4)
     ends = 2 * 32000 * 4096 * 2 + 4096 * 2
     assert sum(stages.weights_of(stage) for stage in stages.run.stages) == 2 * model.num_parameters
-    assert max(stages.weights_of(stage) for stage in stages.run.stages) == (2 * model.num_parameters - ends) // 4 + 32000 * 4096 * 2 + 8192
+    assert (
+        max(stages.weights_of(stage) for stage in stages.run.stages)
+        == (2 * model.num_parameters - ends) // 4 + 32000 * 4096 * 2 + 8192
+    )
     assert stages.kv_bytes_per_token_all_gpus == memcalc.infer(model).kv_bytes_per_token()
 
 
 def test_experts_of_ranks() -> None:
     """Ranks that share experts are the tensor-parallel ones, so eight of each have an eighth of the experts."""
     model = memcalc.load_model("mixtral-8x7b")
-    experts = sum(2 * w.shape[0].size * w.shape[1].size * w.shape[2].size for w in model.program.weights() if w.component == "experts")
+    experts = sum(
+        2 * w.shape[0].size * w.shape[1].size * w.shape[2].size
+        for w in model.program.weights()
+        if w.component == "experts"
+    )
 
     def of_experts(**ranks: int) -> int:
         report = memcalc.infer(model, **ranks)
@@ -121,7 +131,9 @@ def test_the_most_sequences_fit_and_one_more_does_not() -> None:
     most = memcalc.infer("llama-7b", prompt_len=512, new_tokens=64, gpu="a100-40gb").max_sequences
     assert most is not None
     assert most > 1
-    fits, over = (memcalc.infer("llama-7b", prompt_len=512, new_tokens=64, gpu="a100-40gb", batch_size=most + i) for i in (0, 1))
+    fits, over = (
+        memcalc.infer("llama-7b", prompt_len=512, new_tokens=64, gpu="a100-40gb", batch_size=most + i) for i in (0, 1)
+    )
     assert (fits.fits, over.fits) == (True, False)
     assert fits.max_sequences == over.max_sequences == most
     assert memcalc.infer("llama-2-70b", gpu="a100-40gb").max_sequences == 0
@@ -172,6 +184,9 @@ def test_refusals_in_one_line(model: str | None, options: dict[str, Any], words:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import memcalc, sys; memcalc.infer('llama-7b').to_dict(); print({'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules))"
+    code = (
+        "import memcalc, sys; memcalc.infer('llama-7b').to_dict(); "
+        "print({'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert done.stdout.strip() == "set()"

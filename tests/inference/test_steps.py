@@ -1,4 +1,4 @@
-"""Prefill and decode on paper against transformers' own forwards: the peak of every step and the bytes of the cache, to the byte."""
+"""Prefill and decode on paper against transformers' own forwards: each step's peak and its cache, to the byte."""
 
 from __future__ import annotations
 

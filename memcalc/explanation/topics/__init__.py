@@ -21,6 +21,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "recompute",
         "batch-and-sequence",
         "lora",
+        "kv-cache",
         "tensor-parallel",
         "sequence-parallel",
         "context-parallel",

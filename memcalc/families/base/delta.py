@@ -195,7 +195,9 @@ def gated_delta_rule(
     if state is not None:
         core_attn_out, last_recurrent_state = recurrent_gated_delta_rule(query, key, value, g, beta, state)
     else:
-        core_attn_out, last_recurrent_state = chunk_gated_delta_rule(query, key, value, g, beta, output_final_state=True)
+        core_attn_out, last_recurrent_state = chunk_gated_delta_rule(
+            query, key, value, g, beta, output_final_state=True
+        )
     assert last_recurrent_state is not None
     cache.update_state(m, RECURRENT, last_recurrent_state)
     return core_attn_out, last_recurrent_state

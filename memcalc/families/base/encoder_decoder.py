@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Decoder(NamedTuple):
-    """What the layers of a decoder cache: keys and values of its own tokens, and of the encoder's."""
+    """The caches of a decoder's layers: keys and values of its own tokens, and of the encoder's."""
 
     layers: int
     heads: Dim

@@ -171,7 +171,7 @@ class Run:
     """The tensors that hold quantised parameters beside their codes."""
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     cache: Cache | None = None
-    """What the layers have kept of earlier tokens; None while the model trains."""
+    """The cache of earlier tokens; None while the model trains."""
 
     def add_weight(self, weight: Weight, *, wants_gradient: bool = True) -> None:
         """Allocate a parameter and, if it wants a gradient, give it its gradient accumulator."""

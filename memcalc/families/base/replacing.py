@@ -57,7 +57,7 @@ class Adapters(Protocol):
 
 
 class Cache(Protocol):
-    """What layers keep of the tokens that they have seen (`memcalc.inference`)."""
+    """The tensors that layers keep of the tokens that they have seen (`memcalc.inference`)."""
 
     seen: int
     """The tokens of each sequence that the cache has seen."""
