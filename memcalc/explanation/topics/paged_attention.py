@@ -28,14 +28,16 @@ CACHED: Final = Rule(
         "块：最后一块未满；带窗口或状态的层有各自的块。",
     ),
     quoted=Quoted(
-        {"L": 40, "h": 5120, "s": 2048},
-        1.6 * 2**30,
-        0.05 * 2**30,
-        "OPT-13B, 2048 tokens, Kwon et al., PagedAttention, arXiv 2309.06180, section 3",
+        {"L": 40, "h": 5120, "s": 1},
+        800 * 2**10,
+        0,
+        "a token of OPT-13B, Kwon et al., PagedAttention, arXiv 2309.06180, section 3 (formula)",
     ),
 )
 _BATCH: Final = Batching(8192, 1024)
-_BLOCKS: Final = Words("blocks of one such sequence in vLLM, by group of layers", "vLLM 中一个这样的序列所占的块（按层分组）")
+_BLOCKS: Final = Words(
+    "blocks of one such sequence in vLLM, by group of layers", "vLLM 中一个这样的序列所占的块（按层分组）"
+)
 
 
 def blocks(asked: Asked) -> Step:
