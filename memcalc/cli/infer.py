@@ -24,10 +24,17 @@ memcalc infer llama-2-70b --tp 8 --gpu h100-80gb --batch-size 32 --json
 memcalc infer deepseek-v3 --tp 8 --ep 8 --kv-dtype fp8 --prompt-len 4k
 
 memcalc infer gemma-3-1b --prompt-len 8k --rows
+
+memcalc infer llama-3-70b --engine vllm --tp 4 --quantize fp8 --gpu h100-80gb --prompt-len 8k
+
+memcalc infer llama-2-70b --zero-inference cpu --gpu a100-80gb
+
+memcalc infer llama-7b --dtype-table
 """
 
 _RUN = "Model and run"
 _PARALLEL = "GPUs"
+_SERVING = "Serving"
 _OUTPUT = "Output"
 
 
@@ -50,7 +57,19 @@ def infer(
         str | None, o.option("bf16 (default), fp16, fp32: weights and activations.", _RUN, "--dtype")
     ] = None,
     quantize: Annotated[
-        str | None, o.option("How weights are kept in fewer bits. (default: none)", _RUN, "--quantize")
+        str | None,
+        o.option(
+            "none, fp8, int8, nf4, fp4, int4, gptq, awq: weights in fewer bits. (default: as the configuration says)",
+            _RUN,
+            "--quantize",
+        ),
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        o.option("Inputs that share a scale: 32, 64, 128 (default), -1; int4, gptq, awq.", _RUN, "--group-size"),
+    ] = None,
+    double_quant: Annotated[
+        bool | None, o.option("The scales of nf4 and fp4 are quantised too.", _RUN, "--double-quant/--no-double-quant")
     ] = None,
     kv_dtype: Annotated[
         str | None,
@@ -71,12 +90,35 @@ def infer(
         str | None,
         o.option("Does it fit, and how many sequences do? A name of `memcalc gpus`, 80GB, auto.", _PARALLEL, "--gpu"),
     ] = None,
+    engine: Annotated[
+        str | None, o.option("transformers (default), vllm, sglang: whose caches and reserves.", _SERVING, "--engine")
+    ] = None,
     block_size: Annotated[
-        int | None, o.option("Tokens of a block of a paged cache.", _PARALLEL, "--block-size")
+        int | None,
+        o.option("Tokens of a block (vLLM: 16, or 64 of latents) or a page (SGLang: 1).", _SERVING, "--block-size"),
     ] = None,
     gpu_memory_utilization: Annotated[
-        float | None, o.option("Share of the GPU that a serving engine takes.", _PARALLEL, "--gpu-memory-utilization")
+        float | None,
+        o.option("Share of the GPU that vLLM takes. (default: 0.92)", _SERVING, "--gpu-memory-utilization"),
     ] = None,
+    mem_fraction_static: Annotated[
+        float | None,
+        o.option("Share for weights and cache in SGLang. (default: by its rule)", _SERVING, "--mem-fraction-static"),
+    ] = None,
+    zero_inference: Annotated[
+        str | None,
+        o.option(
+            "none (default), cpu, nvme: DeepSpeed's ZeRO-3 with weights off the GPU.", _SERVING, "--zero-inference"
+        ),
+    ] = None,
+    dtype_table: Annotated[
+        bool,
+        typer.Option(
+            "--dtype-table",
+            help="Instead: the weights in every dtype, as `accelerate estimate-memory` has them and exactly.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -95,13 +137,17 @@ def infer(
     kind = choose_format(json, None, output)
     if kind not in ("table", "json"):
         raise InputError(f"--output {output}: allowed: a name that ends with .json or .txt")
+    if dtype_table:
+        _dtypes(o.model_of(name, model), kind, output)
+        return
     if check and gpu is None:
         raise InputError("--check: needs --gpu, such as --gpu a100-80gb")
     report = run(
         o.model_of(name, model), batch_size=batch_size, prompt_len=None if prompt_len is None else o.tokens(prompt_len),
         new_tokens=None if new_tokens is None else o.tokens(new_tokens), dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
         cache=cache, attention=attention, tp=tp, pp=pp, ep=ep, gpu=gpu, block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=gpu_memory_utilization, group_size=group_size, double_quant=double_quant, engine=engine,
+        mem_fraction_static=mem_fraction_static, zero_inference=zero_inference,
     )  # fmt: skip
     status = 1 if check and report.fits is False else 0
     with answering(status):
@@ -112,6 +158,34 @@ def infer(
                 _write(report, kind, rows, file)
     if status:
         raise typer.Exit(status)
+
+
+def _dtypes(source: str | None, kind: str, output: Path | None) -> None:
+    from memcalc.cli.output import answering, written
+    from memcalc.errors import InputError
+    from memcalc.inference.dtype_table import dtype_table
+    from memcalc.inputs.model import load_model
+    from memcalc.report.served_lines import dtype_document, print_dtypes
+
+    if source is None:
+        raise InputError("--model: needs a model, such as memcalc infer llama-7b --dtype-table")
+    model = load_model(source)
+    lines = dtype_table(model)
+
+    def write(file: IO[str]) -> None:
+        if kind == "json":
+            import json as library
+
+            file.write(library.dumps(dtype_document(model, lines), indent=1) + "\n")
+        else:
+            print_dtypes(model, lines, file=file)
+
+    with answering(0):
+        if output is None or str(output) == "-":
+            write(sys.stdout)
+        else:
+            with written("--output", output) as file:
+                write(file)
 
 
 def _write(report: Inferred, kind: str, rows: bool, file: IO[str]) -> None:

@@ -4,10 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memcalc.timing.kernels import Unknown
+
 if TYPE_CHECKING:
     from memcalc.inference.report import Inferred
 
 SCHEMA_VERSION = 1
+
+
+def _time(inferred: Inferred) -> dict[str, Any]:
+    """Return the seconds of a prefill and of a decode step, and their rows; null where they are not known."""
+    found = inferred.times
+    if isinstance(found, Unknown):
+        known: dict[str, Any] = dict.fromkeys(("prefill_seconds", "decode_seconds", "tokens_per_second"))
+        return {**known, "items": [], "unknown": found.missing}
+    return {
+        "prefill_seconds": found.prefill,
+        "decode_seconds": found.decode,
+        "tokens_per_second": found.tokens_per_second,
+        "items": [item._asdict() for item in found.items],
+        "unknown": None,
+    }
+
+
+def _host(inferred: Inferred) -> dict[str, Any] | None:
+    """Return what ZeRO-Inference keeps on the host, in bytes by kind, and copies from it in a forward."""
+    needs = inferred.zero_inference
+    if needs is None:
+        return None
+    from memcalc.offload.host import host_items, totals
+
+    items = host_items(needs.host)
+    return {**totals(items), "copied_per_forward": needs.per_forward, "items": [item._asdict() for item in items]}
 
 
 def document(inferred: Inferred) -> dict[str, Any]:
@@ -32,7 +60,10 @@ def document(inferred: Inferred) -> dict[str, Any]:
         "total": inferred.total,
         "fit": None if fit is None else fit._asdict(),
         "max_sequences": inferred.max_sequences,
-        "time": {"prefill_seconds": None, "tokens_per_second": None},
+        "time": _time(inferred),
+        "quantization": None if inferred.method is None else inferred.method.name,
+        "serving": None if inferred.serving is None else inferred.serving.to_dict(),
+        "host": _host(inferred),
         "rule_of_thumb": inferred.rule_of_thumb,
         "items": [{**item._asdict(), "shape": [list(dim) for dim in item.shape]} for item in inferred.items],
         "notes": inferred.notes,

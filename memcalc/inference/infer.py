@@ -9,15 +9,18 @@ from memcalc.errors import InputError
 from memcalc.inference.caches import DynamicCache, StaticCache, windows_of
 from memcalc.inference.options import DTYPES, Asked, check
 from memcalc.inference.parallel import rank_program, stages_of
+from memcalc.inference.quantised_methods import method_of, method_of_config
 from memcalc.inference.refusals import refuse_model
 from memcalc.inference.report import Inferred, Ran
 from memcalc.inference.steps import Workload, decode, held, held_behind_encoder, prefill
-from memcalc.inputs.gpu import named_gpu
+from memcalc.inputs.gpu import load_gpu
 from memcalc.inputs.model import Model, load_model
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+    from memcalc.inference.weights import Method
 
 DEFAULT_NEW_TOKENS: Final = 128
 DEFAULT_PROMPT: Final = 2048
@@ -33,8 +36,29 @@ def infer(model: str | os.PathLike[str] | Mapping[str, Any] | Model | None, **op
     loaded, asked = load_model(model), check(options)
     refuse_model(loaded, asked)
     asked = _with_lengths(loaded, asked)
-    gpu = None if asked.gpu is None else named_gpu(asked.gpu)
-    return Inferred(loaded, asked, gpu, ran(loaded, asked))
+    gpu = None if asked.gpu is None else load_gpu(asked.gpu)
+    inferred = Inferred(loaded, asked, gpu, ran(loaded, asked), method_for(loaded, asked))
+    if asked.engine != "transformers":
+        from memcalc.inference.serving.served import check_served
+
+        check_served(inferred)
+    return inferred
+
+
+def method_for(model: Model, asked: Asked) -> Method | None:
+    """Return how the weights are quantised: as asked, or as the configuration says. Serving engines quantise experts too."""
+    if asked.quantize is None and model.quantization is None:
+        if asked.group_size is not None or asked.double_quant:
+            return method_of("none", DTYPES[asked.dtype], asked.group_size, double_quant=asked.double_quant)
+        return None
+    from memcalc.inference.weights import served
+
+    dtype = DTYPES[asked.dtype]
+    if asked.quantize is None and asked.zero_inference == "none" and model.quantization is not None:
+        method = method_of_config(model.quantization, dtype)
+    else:
+        method = method_of(asked.quantize or "none", dtype, asked.group_size, double_quant=asked.double_quant)
+    return method if method is None or asked.engine == "transformers" else served(method)
 
 
 def _with_lengths(model: Model, asked: Asked) -> Asked:

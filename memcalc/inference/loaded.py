@@ -5,35 +5,34 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from memcalc.core.rows import Row
-from memcalc.errors import InputError, one_line
+from memcalc.inference.weights import rows_by_weight
 
 if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
+    from memcalc.core.rows import Row
     from memcalc.families.base.module import Weight
     from memcalc.families.base.program import Program
     from memcalc.inference.parallel import Stage
+    from memcalc.inference.weights import Method
+    from memcalc.inputs.model import Model
 
 
-def weights(program: Program, dtype: DType, quantize: str, stage: Stage, ep: int) -> list[tuple[str, Row]]:
-    """Return the rows of a rank's weights, each with the part of the model that it belongs to. `ep` ranks share the experts.
+def weights(
+    model: Model, program: Program, dtype: DType, method: Method | None, stage: Stage, ep: int
+) -> list[tuple[str, Row]]:
+    """Return the rows of a rank's weights, each with the part of the model that it belongs to. `program` is the rank's; `ep`
+    ranks share the experts.
 
     A tied weight is on the first stage, and a copy of it on the last one if that is another.
     """
-    if quantize != "none":
-        raise InputError(f"--quantize {one_line(quantize)}: not modelled; allowed: none")
-    found: Counter[tuple[str, Weight]] = Counter()
-    for weight in program.weights():
-        if is_on(weight, stage, program):
-            found[weight.component, weight._replace(layer=None)] += 1
-    source = program.source or program.weights_source
-    return [
-        (
-            component,
-            Row("parameters", w.name, _own(w, component, ep), dtype, copies, basis=program.basis, source=source),
-        )
-        for (component, w), copies in found.items()
-    ]
+    own = (w._replace(shape=_own(w, w.component, ep)) for w in program.weights() if is_on(w, stage, program))
+    found: Counter[tuple[str, str, tuple[int, ...], DType]] = Counter()
+    first: dict[tuple[str, str, tuple[int, ...], DType], Row] = {}
+    for weight, row in rows_by_weight(model, dtype, method, program, own):
+        key = weight.component, row.name, tuple(dim.size for dim in row.shape), row.dtype
+        first.setdefault(key, row)
+        found[key] += 1
+    return [(key[0], first[key]._replace(copies=copies)) for key, copies in found.items()]
 
 
 def is_on(weight: Weight, stage: Stage, program: Program) -> bool:

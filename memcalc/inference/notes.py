@@ -6,10 +6,45 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memcalc.inference.report import Inferred
+    from memcalc.inference.weights import Method
+
+
+def _of_quantisation(inferred: Inferred, method: Method) -> list[str]:
+    said = "--quantize" if inferred.asked.quantize is not None else "quantization_config"
+    out = [f"{said} {method.name}: weights as {method.format.source} has them; what is quantised: {method.rule.source}"]
+    experts = any(weight.component == "experts" for weight in inferred.model.weight_classes)
+    if experts and not method.rule.experts:
+        out.append("transformers keeps stacked experts as they are under this method, which are most of the weights")
+    return [*out, *method.notes]
+
+
+def _of_engine(inferred: Inferred) -> list[str]:
+    engine = inferred.asked.engine
+    version = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23"}[engine]
+    out = [
+        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward, which the engine's fused kernels "
+        "stay near to"
+    ]
+    if inferred.gpu is None:
+        out.append("what the engine reserves depends on the GPU: give --gpu")
+    if engine == "vllm":
+        out.append(
+            "vLLM measures its CUDA graphs by capturing some; no rule gives their bytes, so they are not counted"
+        )
+    return out
 
 
 def notes(inferred: Inferred) -> list[str]:
-    asked, out = inferred.asked, list(inferred.model.notes)
+    asked, method = inferred.asked, inferred.method
+    out = [note for note in inferred.model.notes if not note.startswith("quantization_config")]
+    if method is not None:
+        out += _of_quantisation(inferred, method)
+    if asked.engine != "transformers":
+        out += _of_engine(inferred)
+    if asked.zero_inference != "none":
+        out.append(
+            "ZeRO-Inference is that of one rank, in its second forward or a later one; the model has the dtype of --dtype"
+        )
     out.append(
         f"prompts of equal length without padding; each of the {asked.new_tokens} new tokens goes through the model once, and "
         "`generate` leaves its last one out"

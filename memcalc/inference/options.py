@@ -21,7 +21,12 @@ class Asked(NamedTuple):
     """The tokens that each sequence gets. Each of them goes through the model once."""
     dtype: str = "bf16"
     """The dtype of weights and activations."""
-    quantize: str = "none"
+    quantize: str | None = None
+    """How weights are kept in fewer bits; None: as the configuration says."""
+    group_size: int | None = None
+    """The inputs that share a scale, for int4, gptq and awq."""
+    double_quant: bool = False
+    """True if the scales of nf4 and fp4 are quantised too."""
     kv_dtype: str = "auto"
     """The dtype of keys and values in the cache; "auto": that of the model."""
     cache: str = "dynamic"
@@ -31,8 +36,12 @@ class Asked(NamedTuple):
     pp: int = 1
     ep: int = 1
     gpu: str | None = None
+    engine: str = "transformers"
     block_size: int | None = None
     gpu_memory_utilization: float | None = None
+    mem_fraction_static: float | None = None
+    zero_inference: str = "none"
+    """Where the weights are between the forwards of their modules, if not on the GPU."""
 
 
 DTYPES: Final[Mapping[str, DType]] = {"bf16": bf16, "fp16": fp16, "fp32": fp32}
@@ -48,6 +57,8 @@ CHOICES: Final[Mapping[str, Collection[str]]] = {
     "kv_dtype": ("auto", *KV_DTYPES),
     "cache": ("dynamic", "static"),
     "attention": ("sdpa", "eager"),
+    "engine": ("transformers", "vllm", "sglang"),
+    "zero_inference": ("none", "cpu", "nvme"),
 }
 WHOLE: Final[Mapping[str, tuple[int, int]]] = {
     "batch_size": (1, 10**7),
@@ -77,6 +88,14 @@ def check(given: Mapping[str, Any]) -> Asked:
         value = getattr(asked, name)
         if value is not None and value not in allowed:
             raise InputError(f"{option_name(name)} {quoted(value)}: allowed: {', '.join(allowed)}")
+    for name in ("gpu_memory_utilization", "mem_fraction_static"):
+        value = getattr(asked, name)
+        if value is not None and type(value) not in (int, float):
+            raise InputError(f"{option_name(name)} {quoted(value)}: allowed: a number from 0 to 1")
+    if asked.group_size is not None and type(asked.group_size) is not int:
+        raise InputError(f"--group-size {quoted(asked.group_size)}: allowed: 32, 64, 128, -1")
+    if type(asked.double_quant) is not bool:  # pyright: ignore[reportUnnecessaryComparison]
+        raise InputError(f"--double-quant {quoted(asked.double_quant)}: allowed: on, off")
     for name in ("quantize", "gpu"):
         value = getattr(asked, name)
         if value is not None and not isinstance(value, str):

@@ -7,22 +7,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.core.rows import copied, dims_formula, named_sizes
+from memcalc.core.dims import Dim
+from memcalc.core.rows import Row, copied, dims_formula, named_sizes
 from memcalc.device import shown
 from memcalc.inference.heights import KV, STATE, On, Scale, alive, highest, rounding
 from memcalc.inference.loaded import weights
 from memcalc.inference.options import DTYPES, kv_dtype_of
 
 if TYPE_CHECKING:
-    from memcalc.core.rows import Row
     from memcalc.core.tensor import StorageRow
     from memcalc.families.base.program import Program
     from memcalc.inference.options import Asked
     from memcalc.inference.parallel import Stage
+    from memcalc.inference.serving.served import Serving
     from memcalc.inference.steps import Step
+    from memcalc.inference.timed import Times
+    from memcalc.inference.weights import Method
+    from memcalc.inference.zero_inference import Needs
     from memcalc.inputs.gpu import GPU
     from memcalc.inputs.model import Model
+    from memcalc.timing.kernels import Unknown
 
+GATHERED: Final = "weights that are on the GPU at once (ZeRO-Inference)"
+PARTITIONED: Final = "deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py"
 CACHES: Final = "transformers 5.23 cache_utils.py, DynamicCache"
 RUN: Final = "transformers' forward without autograd, generation/utils.py _sample"
 
@@ -70,6 +77,8 @@ class Inferred:
     asked: Asked
     gpu: GPU | None
     run: Ran
+    method: Method | None = None
+    """How the weights are quantised."""
 
     # --- sizes
 
@@ -88,8 +97,42 @@ class Inferred:
         return self.weights_of(stage) + max(highest(On(step, stage), size).nbytes for step in steps)
 
     def weight_rows(self, stage: Stage) -> list[tuple[str, Row]]:
-        asked = self.asked
-        return weights(self.run.program, DTYPES[asked.dtype], asked.quantize, stage, asked.ep)
+        asked, dtype = self.asked, DTYPES[self.asked.dtype]
+        if self.zero_inference is not None:
+            row = Row(
+                "parameters",
+                GATHERED,
+                (Dim("elements", self.zero_inference.gpu // dtype.itemsize),),
+                dtype,
+                basis="modelled",
+            )
+            return [("gathered", row._replace(source=PARTITIONED))]
+        return weights(self.model, self.run.program, dtype, self.method, stage, asked.ep)
+
+    @cached_property
+    def zero_inference(self) -> Needs | None:
+        """Return what ZeRO-Inference takes; None if the weights are on the GPU."""
+        if self.asked.zero_inference == "none":
+            return None
+        from memcalc.inference.zero_inference import needs
+
+        return needs(self.model, DTYPES[self.asked.dtype], self.asked.zero_inference)
+
+    @cached_property
+    def serving(self) -> Serving | None:
+        """Return what a serving engine reserves, and the sequences that fit; None for transformers, or without a GPU."""
+        if self.gpu is None or self.asked.engine == "transformers":
+            return None
+        from memcalc.inference.serving.served import serving_of
+
+        return serving_of(self)
+
+    @cached_property
+    def times(self) -> Times | Unknown:
+        """Return the time of the run, or why it is not known."""
+        from memcalc.inference.timed import times_of
+
+        return times_of(self, self.method, served=self.asked.engine != "transformers")
 
     def weights_of(self, stage: Stage) -> int:
         """Return the bytes of a stage's weights."""
@@ -287,6 +330,8 @@ class Inferred:
     def fit(self) -> Fit | None:
         if self.gpu is None:
             return None
+        if self.serving is not None:
+            return _fit_of(self.serving, self.gpu, self.asked.batch_size)
         needs, capacity = self.needs(), self.gpu.capacity
         fits = needs <= capacity if self.has_peaks or needs > capacity else None
         return Fit(self.gpu.name, capacity, fits, capacity - needs, needs)
@@ -301,6 +346,8 @@ class Inferred:
         """Return the largest batch of such sequences that the GPU has room for; None without a GPU."""
         if self.gpu is None or not self.has_peaks:
             return None
+        if self.serving is not None:
+            return self.serving.sequences
         from memcalc.inference.largest import largest_batch
 
         return largest_batch(self)
@@ -310,6 +357,14 @@ class Inferred:
         from memcalc.inference.document import document
 
         return document(self)
+
+
+def _fit_of(serving: Serving, gpu: GPU, batch: int) -> Fit:
+    """Return whether a batch fits into the cache of a serving engine; what it needs are the reserved bytes that it fills."""
+    each = serving.cache / serving.max_concurrency if serving.max_concurrency else 0.0
+    headroom = round(serving.cache - batch * each) if each else min(serving.cache, -1)
+    fits = batch <= serving.sequences
+    return Fit(gpu.name, gpu.capacity, fits, headroom, serving.reserved - headroom)
 
 
 class _Key(NamedTuple):

@@ -23,10 +23,10 @@ from memcalc.families.base.module import Run, after_forward
 from memcalc.inference.caches import DynamicCache, Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from memcalc.core.dtypes import DType
-    from memcalc.core.tensor import Tensor
+    from memcalc.core.tensor import Sent, Streamed, Tensor, Work
     from memcalc.families.base.encoder_decoder import EncoderDecoder
     from memcalc.families.base.module import Module
     from memcalc.families.base.program import Program
@@ -40,6 +40,12 @@ class Step(NamedTuple):
     segments: list[tuple[int, str, int | None]]
     """The places in the log at which another phase or layer begins."""
     kept: Mapping[int, Kept]
+    work: Sequence[Work] = ()
+    """The products of matrices."""
+    streamed: Sequence[Streamed] = ()
+    """The other kernels."""
+    sent: Sequence[Sent] = ()
+    """The collectives."""
 
 
 class Workload(NamedTuple):
@@ -85,7 +91,8 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
     memory.scope = "sampling"
     next_token_logits = new_tensor(memory, (work.batch, logits.shape[-1]), fp32, "next token logits")
     next_tokens = new_tensor(memory, (work.batch,), int64, "next tokens")
-    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept)
+    noted = memory.work, memory.streamed, memory.sent
+    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept, *noted)
     del next_token_logits, next_tokens, logits, batch_of
     return out
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from memcalc.report.consoles import console_for
 from memcalc.report.folding import Folded
+from memcalc.report.served_lines import served_lines
 from memcalc.units import show_bytes, show_count
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _after(inferred: Inferred) -> list[RenderableType]:
     if inferred.total is not None:
         rule += f"; the run's peak is {inferred.total / inferred.rule_of_thumb:.2f} times that"
     lines.append(rule)
-    return ["", *(Folded(line) for line in lines)]
+    return ["", *(Folded(line) for line in [*lines, *served_lines(inferred)])]
 
 
 def _rows(items: list[Item], width: int) -> Table:

@@ -46,6 +46,7 @@ NAMES = [
     "encoder-decoder-stages",
     "lora",
     "kv-cache",
+    "paged-attention",
 ]
 
 

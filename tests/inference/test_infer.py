@@ -36,7 +36,8 @@ KEYS = {
 def test_rows_add_up_to_totals(model: str, options: dict[str, Any]) -> None:
     document = memcalc.infer(model, **options).to_dict()
     assert document.keys() >= KEYS | {"schema_version", "model", "setup", "items", "notes"}
-    assert document["time"] == {"prefill_seconds": None, "tokens_per_second": None}
+    known = "gpu" in options and document["total"] is not None
+    assert {document["time"][name] is not None for name in ("prefill_seconds", "tokens_per_second")} == {known}
     items = document["items"]
     for component in ("weights", "kv_cache", "state_cache"):
         assert sum(item["nbytes"] for item in items if item["component"] == component) == document[component]

@@ -22,6 +22,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "batch-and-sequence",
         "lora",
         "kv-cache",
+        "paged-attention",
         "tensor-parallel",
         "sequence-parallel",
         "context-parallel",
