@@ -59,6 +59,7 @@ class DynamicCache:
         self.kept: dict[int, Kept] = {}
         self.numbers: list[Tensor] = []
         self.states: dict[tuple[int, str], Tensor] = {}
+        self.cross: dict[int, Pair] = {}
 
     def begin(self, run: Run) -> None:
         """Allocate what an empty cache holds."""
@@ -110,6 +111,19 @@ class DynamicCache:
             self.layers[layer] = Pair(keys, _joined(old_values, value_states, "values"))
             del old_values, keys
         return self.layers[layer]
+
+    def encoded(self, m: Module) -> tuple[Tensor, Tensor] | None:
+        """Return a layer's keys and values of the encoder's tokens (EncoderDecoderCache); None before they are there."""
+        layer = m.memory.layer
+        assert layer is not None
+        return self.cross.get(layer)
+
+    def encode(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the update of the cross-attention's cache: copies of the keys and values."""
+        layer = m.memory.layer
+        assert layer is not None
+        self.cross[layer] = Pair(_joined(None, key_states, "keys"), _joined(None, value_states, "values"))
+        return self.cross[layer]
 
     def state(self, m: Module, name: str) -> Tensor | None:
         """Return a state of the running layer (`get_conv_state`, `get_recurrent_state`); None before its first update."""
