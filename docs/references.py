@@ -39,6 +39,7 @@ PAPERS: dict[str, str] = {
     "2205.05198": "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models",
     "2205.14135": "Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness",
     "2302.13971": "Touvron et al., LLaMA: Open and Efficient Foundation Language Models",
+    "2303.06865": "Sheng et al., FlexGen: High-Throughput Generative Inference of Large Language Models with a Single GPU",
     "2305.13048": "Peng et al., RWKV: Reinventing RNNs for the Transformer Era",
     "2308.12950": "Rozière et al., Code Llama: Open Foundation Models for Code",
     "2309.14509": "Jacobs et al., DeepSpeed Ulysses",
@@ -101,7 +102,7 @@ PROJECTS = (
     Project("Lightning", "github.com/Lightning-AI/pytorch-lightning", r"(model_parallel|fabric/)"),
     Project("transformers", "github.com/huggingface/transformers",
             r"(models/|modeling_|integrations/|transformers/(dist|integr|train)|run_clm|masking|loss/|utils/output|trainer|configuration_|activations|"
-            r"quantizers|distributed/(tensor_p|mixin|config|expert|fsdp|utils)|expert_parallel|fsdp\.py)",
+            r"cache_utils|generation/|quantizers|distributed/(tensor_p|mixin|config|expert|fsdp|utils)|expert_parallel|fsdp\.py)",
             ("memcalc/families", "memcalc/inputs", "memcalc/validate/experts"), "transformers"),
     Project("NCCL", "github.com/NVIDIA/nccl", r"(src/graph|tuning\.cc)", version="2.26"),
     Project("nccl-tests", "github.com/NVIDIA/nccl-tests", r"doc/PERF"),
@@ -111,6 +112,8 @@ PROJECTS = (
             ("memcalc/quantized/four_bit",), "bitsandbytes"),
     Project("TRL", "github.com/huggingface/trl", r"(trl/|(sft|dpo|kto|model)_config\.py)", package="trl"),
     Project("lion-pytorch", "github.com/lucidrains/lion-pytorch", r"lion_pytorch/", package="lion-pytorch"),
+    Project("vLLM", "github.com/vllm-project/vllm", r"vllm/"),
+    Project("SGLang", "github.com/sgl-project/sglang", r"srt/"),
     Project("PyTorch", "github.com/pytorch/pytorch",
             r"(torch/|distributed/tensor/|tools/|aten/|native/|c10|csrc/|nn/|functions/|autocast|derivatives|Functions|CUDACaching|Cublas|sdp_utils|Loss|"
             r"Grouped|input_buffer|_fsdp|_attention|schedules|stage\.py|distributed\.py|distributed/parallel|transformer\.h|tensor\.cpp)",
