@@ -109,7 +109,8 @@ def _unit(weight: Weight) -> str:
 
 
 def _accelerate(model: Model) -> tuple[float, float]:
-    """Return the largest layer and the total of the fp32 model without its head (utils/modeling.py: get_max_layer_size)."""
+    """Return the largest layer and the total of the fp32 model without its head (accelerate/utils/modeling.py,
+    get_max_layer_size)."""
     head = model.program.unembedding
     weights = [w for w in model.program.weights() if w.name.rpartition(".")[0] != head]
     buffers = list(_buffers(model))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from memcalc.families.base.program import Program
     from memcalc.inference.weights import Method
 
 DEFAULT_NEW_TOKENS: Final = 128
@@ -110,10 +111,30 @@ def ran(model: Model, asked: Asked) -> Ran:
         kept = prefill(program, work._replace(prompt=2), DynamicCache(windows, full)).kept
         cache = (StaticCache if asked.cache == "static" else DynamicCache)(windows, full, seen)
         return Ran(program, held(program, work, cache, kept), (), tuple(stages_of(model, asked.pp)))
-    first = prefill(program, work, DynamicCache(windows, full))
+    copying = _with_copies(program, model, asked)
+    first = prefill(copying, work, DynamicCache(windows, full))
+    one_by_one = program if asked.batch_size == 1 else copying  # a single row has a kernel that makes no copy
     before = sorted({asked.prompt_len, seen - 1}) if asked.new_tokens else []
-    steps = tuple(decode(program, work, DynamicCache(windows, full, n), first.kept) for n in before)
+    steps = tuple(decode(one_by_one, work, DynamicCache(windows, full, n), first.kept) for n in before)
     return Ran(program, first, steps, tuple(stages_of(model, asked.pp)))
+
+
+def _with_copies(program: Program, model: Model, asked: Asked) -> Program:
+    """Return the program with the copies of its weights that bitsandbytes' 4-bit layers make and free again; the program itself
+    for all other ways to keep weights, whose kernels read the codes."""
+    method = method_for(model, asked)
+    if method is None or method.name not in ("nf4", "fp4") or asked.engine != "transformers":
+        return program
+    from memcalc.inference.quantised_formats import FourBit
+    from memcalc.inference.quantised_places import linear_places
+    from memcalc.quantized.four_bit import FourBit as Packing
+    from memcalc.quantized.program import with_quantized_weights
+
+    dtype = DTYPES[asked.dtype]
+    nested = isinstance(method.format, FourBit) and method.format.nested
+    return with_quantized_weights(
+        program, Packing(nested, dtype, dtype), linear_places(model, method.rule, method.left_out)
+    )
 
 
 def _batch(size: int) -> Dim:

@@ -15,6 +15,10 @@ def _of_quantisation(inferred: Inferred, method: Method) -> list[str]:
     experts = any(weight.component == "experts" for weight in inferred.model.weight_classes)
     if experts and not method.rule.experts:
         out.append("transformers keeps stacked experts as they are under this method, which are most of the weights")
+    if method.name == "int8":
+        out.append(
+            "bitsandbytes' int8 products also keep int8 copies of their inputs and 32-bit results, which are not counted"
+        )
     return [*out, *method.notes]
 
 

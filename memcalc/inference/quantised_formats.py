@@ -121,7 +121,7 @@ class FourBit(NamedTuple):
     """bitsandbytes' Linear4bit: two codes a byte, with the scales of `memcalc.quantized`."""
 
     nested: bool
-    source: str = "bitsandbytes 0.50 functional.py: quantize_4bit"
+    source: str = "bitsandbytes/functional.py: quantize_4bit (0.50)"
 
     def stored(self, out: Dim, fan_in: Dim) -> tuple[Stored, ...]:
         from memcalc.quantized.four_bit import FourBit as Kept
@@ -136,7 +136,7 @@ class FourBit(NamedTuple):
 class Int8(NamedTuple):
     """bitsandbytes' Linear8bitLt: a byte a weight, and an fp32 scale for each output."""
 
-    source: str = "bitsandbytes 0.50 nn/modules.py: Int8Params"
+    source: str = "bitsandbytes/nn/modules.py: Int8Params (0.50)"
 
     def stored(self, out: Dim, fan_in: Dim) -> tuple[Stored, ...]:
         return Stored("", (out, fan_in), int8), Stored("SCB", (out,), fp32)

@@ -34,9 +34,10 @@ DEFAULTS: Final = Thresholds(max_live=10**9, max_reuse=10**9, persistence=10**5,
 """zero/config.py: the options of stage 3, in elements."""
 SOURCE: Final = "deepspeed 0.19 runtime/zero/partition_parameters.py: _partition_param"
 PLACES: Final = ("none", "cpu", "nvme")
+BUFFERS: Final = "deepspeed/runtime/zero/offload_config.py"
 NVME_BUFFERS: Final = 5
 NVME_BUFFER: Final = 10**8
-"""The buffers of `offload_param` for NVMe, and the elements of each (zero/offload_config.py)."""
+"""The buffers of `offload_param` for NVMe, and the elements of each (deepspeed/runtime/zero/offload_config.py)."""
 Place = Literal["cpu", "nvme"]
 
 
@@ -87,11 +88,7 @@ def needs(
     rows = [HostRow(kind, "weights", "parameters/dp", each, dtype, "always", SOURCE)]
     if place == "nvme":
         many = (NVME_BUFFERS * NVME_BUFFER,) * here
-        rows.append(
-            HostRow(
-                "pinned", "buffers for weights from NVMe", "buffers", many, dtype, "always", "zero/offload_config.py"
-            )
-        )
+        rows.append(HostRow("pinned", "buffers for weights from NVMe", "buffers", many, dtype, "always", BUFFERS))
     return Needs((played.most + buffer) * dtype.itemsize, copied * dtype.itemsize, tuple(rows))
 
 
