@@ -16,11 +16,8 @@ from memcalc.inference.caches import DynamicCache
 from memcalc.inference.steps import Step, Workload, begun, sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memcalc.families.base.encoder_decoder import EncoderDecoder
     from memcalc.families.base.module import Run
-    from memcalc.inference.caches import Kept
 
 
 def decoder_prompt(program: EncoderDecoder, work: Workload) -> int:
@@ -42,13 +39,13 @@ def prefill(program: EncoderDecoder, work: Workload) -> Step:
 
 
 @without_collections()
-def decode(program: EncoderDecoder, work: Workload, seen: int, kept: Mapping[int, Kept]) -> Step:
+def decode(program: EncoderDecoder, work: Workload, seen: int, first: Step) -> Step:
     """Run the decoder for one new token of each sequence, after the `seen` tokens before it."""
     own, cross = DynamicCache({}, None, seen), DynamicCache({}, None, encoded_tokens(program, work))
     run = begun(program, work, ONE_DIM, work.prompt)
     given = run.add_input(program.inputs(work.batch, Dim("prompt", work.prompt))[0])
-    own.fill(run, kept, decoder_prompt(program, work))
-    cross.fill(run, {i: one._replace(scope=one.scope.replace("self", "cross")) for i, one in kept.items()}, cross.seen)
+    own.fill(run, first.kept, decoder_prompt(program, work))
+    cross.fill(run, first.crossed, cross.seen)
     own.cross = cross.layers
     hidden = program.hidden
     encoded = run.add_input(Input("the encoder's output", (work.batch, Dim("encoded", cross.seen), hidden)))

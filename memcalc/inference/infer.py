@@ -105,7 +105,7 @@ def ran(model: Model, asked: Asked) -> Ran:
         first = encoded.prefill(behind, work)
         start = encoded.decoder_prompt(behind, work)
         before = sorted({start, start + asked.new_tokens - 1}) if asked.new_tokens else []
-        steps = tuple(encoded.decode(behind, work, n, first.kept) for n in before)
+        steps = tuple(encoded.decode(behind, work, n, first) for n in before)
         return Ran(program, first, steps, tuple(stages_of(model, asked.pp)))
     if not program.decodes or asked.cache == "static":
         kept = prefill(program, work._replace(prompt=2), DynamicCache(windows, full)).kept

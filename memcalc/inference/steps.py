@@ -10,6 +10,7 @@ as transformers' greedy search does it (generation/utils.py, `_sample`), for pro
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.core.collector import without_collections
@@ -45,6 +46,8 @@ class Step(NamedTuple):
     """The other kernels."""
     sent: Sequence[Sent] = ()
     """The collectives."""
+    crossed: Mapping[int, Kept] = MappingProxyType({})
+    """What a decoder's layers have cached of the encoder's tokens."""
 
 
 class Workload(NamedTuple):
@@ -106,7 +109,7 @@ def sampled(run: Run, logits: Tensor, cache: DynamicCache) -> Step:
     next_token_logits = new_tensor(memory, (run.batch, logits.shape[-1]), fp32, "next token logits")
     next_tokens = new_tensor(memory, (run.batch,), int64, "next tokens")
     noted = memory.work, memory.streamed, memory.sent
-    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept, *noted)
+    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept, *noted, cache.crossed)
     del next_token_logits, next_tokens
     return out
 
