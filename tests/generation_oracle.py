@@ -120,20 +120,32 @@ def statically(fields: Mapping[str, Any], batch: int, prompt: int, longest: int)
         return bytes_of(cache)[0]
 
 
-def decoded(fields: Mapping[str, Any], batch: int, prompt: int, new: int) -> list[int]:
-    """The bytes of the caches of a decoder behind an encoder, after its first token and after each new one."""
-    out = list[int]()
+def decoded(fields: Mapping[str, Any], batch: int, prompt: int, new: int, *, attention: str = "sdpa") -> list[Seen]:
+    """The encoder with the decoder's first forward, and `new` decode steps. Whisper's prompt is its decoder's."""
+    live, out = Live(), list[Seen]()
     with without_data(encoder_decoder=True):
-        model = model_of(fields, "sdpa", "bf16")
+        model = model_of(fields, attention, "bf16")
         config = model.config
+        for tensor in (*model.parameters(), *model.buffers()):
+            live.register(tensor)
+        name, given, start = "input_ids", torch.zeros((batch, prompt), dtype=torch.int64), 1
         if config.model_type == "whisper":
             shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)
-            encoded = model.get_encoder()(input_features=torch.zeros(shape, dtype=torch.bfloat16))
-        else:
-            encoded = model.get_encoder()(input_ids=torch.zeros((batch, prompt), dtype=torch.int64))
-        cache, ids = None, torch.zeros((batch, 1), dtype=torch.int64)
-        for _ in range(new + 1):
-            output = model(encoder_outputs=encoded, decoder_input_ids=ids, use_cache=True, past_key_values=cache)
-            cache = output.past_key_values
-            out.append(bytes_of(cache)[0])
+            name, given, start = "input_features", torch.zeros(shape, dtype=torch.bfloat16), prompt
+        live.register(given)
+        with live:
+            encoded = model.get_encoder()(**{name: given})
+            cache, ids = None, torch.zeros((batch, start), dtype=torch.int64)
+            for i in range(new + 1):
+                if i:
+                    gc.collect()
+                    live.begin()
+                output = model(encoder_outputs=encoded, decoder_input_ids=ids, use_cache=True, past_key_values=cache)
+                cache = output.past_key_values
+                logits = output.logits[:, -1, :].to(copy=True, dtype=torch.float32)
+                tokens = torch.argmax(logits, dim=-1)
+                del output, logits
+                out.append(Seen(live.highest, *bytes_of(cache)))
+                ids = torch.zeros((batch, 1), dtype=torch.int64)
+                del tokens
     return out

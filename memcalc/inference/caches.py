@@ -59,6 +59,8 @@ class DynamicCache:
         self.kept: dict[int, Kept] = {}
         self.numbers: list[Tensor] = []
         self.states: dict[tuple[int, str], Tensor] = {}
+        self.cross: dict[int, Pair] = {}
+        self.crossed: dict[int, Kept] = {}
 
     def begin(self, run: Run) -> None:
         """Allocate what an empty cache holds."""
@@ -90,10 +92,7 @@ class DynamicCache:
         """Run `past_key_values.update`: join the layer's keys and values with the new ones. Returns all of them."""
         layer = m.memory.layer  # a module that several layers share has the number of its owner
         assert layer is not None
-        if layer not in self.kept:
-            batch, heads, _, width = key_states.shape
-            values = (batch, heads, value_states.shape[3])
-            self.kept[layer] = Kept(m.path, (batch, heads, width), values, key_states.dtype, value_states.dtype)
+        self.kept.setdefault(layer, kept_of(m, key_states, value_states))
         past = self.layers.pop(layer, None)
         if layer in self.windows:
             keys = _joined(None if past is None else past.keys, key_states, "keys")
@@ -110,6 +109,20 @@ class DynamicCache:
             self.layers[layer] = Pair(keys, _joined(old_values, value_states, "values"))
             del old_values, keys
         return self.layers[layer]
+
+    def encoded(self, m: Module) -> tuple[Tensor, Tensor] | None:
+        """Return a layer's keys and values of the encoder's tokens (EncoderDecoderCache); None before they are there."""
+        layer = m.memory.layer
+        assert layer is not None
+        return self.cross.get(layer)
+
+    def encode(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the update of the cross-attention's cache: copies of the keys and values."""
+        layer = m.memory.layer
+        assert layer is not None
+        self.crossed[layer] = kept_of(m, key_states, value_states)
+        self.cross[layer] = Pair(_joined(None, key_states, "keys"), _joined(None, value_states, "values"))
+        return self.cross[layer]
 
     def state(self, m: Module, name: str) -> Tensor | None:
         """Return a state of the running layer (`get_conv_state`, `get_recurrent_state`); None before its first update."""
@@ -147,6 +160,12 @@ class DynamicCache:
         seen = self.seen if layer in self.kept or not self.kept else 0
         past = tokens_kept(seen, self.windows.get(layer))
         return Dim(f"(cached+{queries.name})", past + queries.size) if past else queries
+
+
+def kept_of(m: Module, key_states: Tensor, value_states: Tensor) -> Kept:
+    """Return the shapes and dtypes of what a layer is given to cache."""
+    (batch, heads, _, width), (*_, value_width) = key_states.shape, value_states.shape
+    return Kept(m.path, (batch, heads, width), (batch, heads, value_width), key_states.dtype, value_states.dtype)
 
 
 def windows_of(program: Program) -> tuple[dict[int, int], int | None]:

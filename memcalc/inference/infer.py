@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim
 from memcalc.errors import InputError
+from memcalc.inference import encoded
 from memcalc.inference.caches import DynamicCache, StaticCache, windows_of
 from memcalc.inference.options import DTYPES, Asked, check
 from memcalc.inference.parallel import rank_program, stages_of
 from memcalc.inference.quantised_methods import method_of, method_of_config
 from memcalc.inference.refusals import refuse_model
 from memcalc.inference.report import Inferred, Ran
-from memcalc.inference.steps import Workload, decode, held, held_behind_encoder, prefill
+from memcalc.inference.steps import Workload, decode, held, prefill
 from memcalc.inputs.gpu import load_gpu
 from memcalc.inputs.model import Model, load_model
 
@@ -71,7 +72,7 @@ def _with_lengths(model: Model, asked: Asked) -> Asked:
         new = longest // 2
     prompt = max(1, min(DEFAULT_PROMPT, longest - new)) if asked.prompt_len is None else asked.prompt_len
     limit = program.positions_limit
-    if limit is not None and prompt + new > limit:
+    if limit is not None and positions_needed(program, prompt, new) > limit:
         raise InputError(
             f"--prompt-len {prompt}: with {new} new tokens it is more than the {limit} positions of {model.name}; "
             f"allowed: up to {limit} together"
@@ -84,6 +85,13 @@ def _with_lengths(model: Model, asked: Asked) -> Asked:
     return asked._replace(prompt_len=prompt, new_tokens=new, attention=attention)
 
 
+def positions_needed(program: Any, prompt: int, new: int) -> int:
+    """Return the positions that a prompt and its answer need: the larger of both behind an encoder that has the prompt."""
+    if program.one_stack or program.decoder_cache.prompted:
+        return prompt + new
+    return max(prompt, new + 1)
+
+
 def ran(model: Model, asked: Asked) -> Ran:
     """Run the prefill, and the first and the last decode step, which are the highest: sizes only grow after the first one."""
     program = rank_program(model, asked)
@@ -94,8 +102,11 @@ def ran(model: Model, asked: Asked) -> Ran:
     seen = asked.prompt_len + asked.new_tokens
     if not program.one_stack:
         behind: Any = program
-        own = (asked.prompt_len if behind.decoder_cache.prompted else 1) + asked.new_tokens
-        return Ran(program, held_behind_encoder(behind, work, own), (), tuple(stages_of(model, asked.pp)))
+        first = encoded.prefill(behind, work)
+        start = encoded.decoder_prompt(behind, work)
+        before = sorted({start, start + asked.new_tokens - 1}) if asked.new_tokens else []
+        steps = tuple(encoded.decode(behind, work, n, first) for n in before)
+        return Ran(program, first, steps, tuple(stages_of(model, asked.pp)))
     if not program.decodes or asked.cache == "static":
         kept = prefill(program, work._replace(prompt=2), DynamicCache(windows, full)).kept
         cache = (StaticCache if asked.cache == "static" else DynamicCache)(windows, full, seen)

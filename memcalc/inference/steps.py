@@ -10,6 +10,7 @@ as transformers' greedy search does it (generation/utils.py, `_sample`), for pro
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.core.collector import without_collections
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Sent, Streamed, Tensor, Work
-    from memcalc.families.base.encoder_decoder import EncoderDecoder
     from memcalc.families.base.module import Module
     from memcalc.families.base.program import Program
 
@@ -46,6 +46,8 @@ class Step(NamedTuple):
     """The other kernels."""
     sent: Sequence[Sent] = ()
     """The collectives."""
+    crossed: Mapping[int, Kept] = MappingProxyType({})
+    """What a decoder's layers have cached of the encoder's tokens."""
 
 
 class Workload(NamedTuple):
@@ -70,14 +72,7 @@ def decode(program: Program, work: Workload, cache: DynamicCache, kept: Mapping[
 
 
 def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kept: Mapping[int, Kept]) -> Step:
-    memory = Memory({lm_head_loss: last_logits, causal_lm_loss: all_logits, dropout: in_eval_mode})
-    memory.grad_enabled = False
-    run = Run(memory, work.dtype, work.attention, False, work.batch, tokens)
-    run.tensor_parallel = program.tensor_parallel
-    for weight in program.weights():
-        run.add_weight(weight, wants_gradient=False)
-    for buffer in after_forward(program.buffers(), cache.seen + tokens.size):
-        run.add_buffer(buffer)
+    run = begun(program, work, tokens, cache.seen + tokens.size)
     if cache.seen:
         cache.fill(run, kept, work.prompt)
         cache.fill_states(run, program)
@@ -85,15 +80,37 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
         cache.begin(run)
     batch_of = [run.add_input(given) for given in program.inputs(work.batch, tokens)]
     run.cache = cache
-    memory.enter("forward", None)
+    run.memory.enter("forward", None)
     logits = program.forward(run, *batch_of)
+    out = sampled(run, logits, cache)
+    del logits, batch_of
+    return out
+
+
+def begun(program: Program, work: Workload, tokens: Dim, length: int) -> Run:
+    """Return a run without autograd that holds the weights, and the buffers that modules keep for sequences of `length`
+    tokens."""
+    memory = Memory({lm_head_loss: last_logits, causal_lm_loss: all_logits, dropout: in_eval_mode})
+    memory.grad_enabled = False
+    run = Run(memory, work.dtype, work.attention, False, work.batch, tokens)
+    run.tensor_parallel = program.tensor_parallel
+    for weight in program.weights():
+        run.add_weight(weight, wants_gradient=False)
+    for buffer in after_forward(program.buffers(), length):
+        run.add_buffer(buffer)
+    return run
+
+
+def sampled(run: Run, logits: Tensor, cache: DynamicCache) -> Step:
+    """Choose the next tokens, and return the step up to here, with what the caller holds."""
+    memory = run.memory
     memory.enter("sampling", None)
     memory.scope = "sampling"
-    next_token_logits = new_tensor(memory, (work.batch, logits.shape[-1]), fp32, "next token logits")
-    next_tokens = new_tensor(memory, (work.batch,), int64, "next tokens")
+    next_token_logits = new_tensor(memory, (run.batch, logits.shape[-1]), fp32, "next token logits")
+    next_tokens = new_tensor(memory, (run.batch,), int64, "next tokens")
     noted = memory.work, memory.streamed, memory.sent
-    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept, *noted)
-    del next_token_logits, next_tokens, logits, batch_of
+    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept, *noted, cache.crossed)
+    del next_token_logits, next_tokens
     return out
 
 
@@ -103,24 +120,6 @@ def held(program: Program, work: Workload, cache: DynamicCache, kept: Mapping[in
     run = Run(memory, work.dtype, work.attention, False, work.batch, Dim("prompt", work.prompt))
     cache.fill(run, kept, work.prompt)
     cache.fill_states(run, program)
-    return Step(list(memory.log), memory.rows, memory.segments, kept)
-
-
-def decoder_kept(program: EncoderDecoder, work: Workload) -> dict[int, Kept]:
-    """Return what the layers of a decoder cache of their own tokens."""
-    decoder = program.decoder_cache
-    shape = (work.batch, decoder.heads, decoder.head_dim)
-    return {i: Kept("decoder: self-attention", shape, shape, work.dtype, work.dtype) for i in range(decoder.layers)}
-
-
-def held_behind_encoder(program: EncoderDecoder, work: Workload, tokens: int) -> Step:
-    """Return what a decoder's caches hold after `tokens` of its own: the keys and values of these, and of the encoder's."""
-    kept, encoded = decoder_kept(program, work), program.decoder_cache.encoded or work.prompt
-    memory = Memory()
-    run = Run(memory, work.dtype, work.attention, False, work.batch, Dim("prompt", work.prompt))
-    own, cross = DynamicCache({}, 0, tokens), DynamicCache({}, 0, encoded)
-    own.fill(run, kept, tokens)
-    cross.fill(run, {i: one._replace(scope="decoder: cross-attention") for i, one in kept.items()}, encoded)
     return Step(list(memory.log), memory.rows, memory.segments, kept)
 
 

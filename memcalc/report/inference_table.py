@@ -77,15 +77,8 @@ def _answer(inferred: Inferred) -> list[RenderableType]:
 
 
 def _table(inferred: Inferred, width: int) -> Table:
-    table = Table(
-        title="Memory per GPU", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
-    wide = width >= _NARROW
-    table.add_column("component", no_wrap=wide)
-    table.add_column("at the end", justify="right", no_wrap=True)
-    table.add_column("at the peak", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("largest row", overflow="ellipsis", no_wrap=True)
+    """Return the table of components. The name of the largest row takes the room that the numbers leave."""
+    lines: list[tuple[list[str], str]] = []
     for component, words in _NAMES.items():
         items = [item for item in inferred.items if item.component == component]
         if not items:
@@ -93,12 +86,23 @@ def _table(inferred: Inferred, width: int) -> Table:
         kept = sum(item.nbytes for item in items)
         most = max(items, key=lambda item: (item.at_peak, item.nbytes))
         cells = [words, show_bytes(kept) if kept else "", show_bytes(sum(item.at_peak for item in items))]
-        table.add_row(*cells, *([f"{show_bytes(most.at_peak or most.nbytes)}  {most.name}"] if wide else []))
+        lines.append(([*cells, f"{show_bytes(most.at_peak or most.nbytes)}  {most.name}"], ""))
     for words, size in (("prefill peak", inferred.prefill_peak), ("decode peak", inferred.decode_peak)):
         if size is not None:
-            table.add_row(
-                words, "", show_bytes(size), *([""] if wide else []), style="bold" if size == inferred.total else ""
-            )
+            lines.append(([words, "", show_bytes(size), ""], "bold" if size == inferred.total else ""))
+    table = Table(
+        title="Memory per GPU", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    names = ("component", "at the end", "at the peak")
+    widths = [max(len(name), *(len(cells[i]) for cells, _ in lines)) for i, name in enumerate(names)]
+    for i, name in enumerate(names):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True, min_width=widths[i])
+    wide = width >= _NARROW
+    if wide:
+        room = width - sum(widths) - 2 * len(widths)  # two spaces between columns
+        table.add_column("largest row", overflow="ellipsis", no_wrap=True, max_width=room)
+    for cells, style in lines:
+        table.add_row(*(cells if wide else cells[:3]), style=style)
     return table
 
 

@@ -22,7 +22,9 @@ def test_json_is_what_python_returns(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_lengths_can_be_in_k(capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(here(capsys, "infer", "llama-7b", "--prompt-len", "1k", "--new-tokens", "1k", "--json").stdout)
+    document = json.loads(
+        here(capsys, "infer", "llama-7b", "--prompt-len", "1k", "--new-tokens", "1k", "--json").stdout
+    )
     assert (document["setup"]["prompt_len"], document["setup"]["new_tokens"]) == (1024, 1024)
 
 
@@ -37,7 +39,9 @@ def test_check_tells_by_the_status(
 
 
 @pytest.mark.parametrize("columns", [60, 100, 120])
-@pytest.mark.parametrize("arguments", [("llama-7b",), ("jamba-v0.1", "--batch-size", "4"), ("llama-2-70b", "--tp", "8", "--rows")])
+@pytest.mark.parametrize(
+    "arguments", [("llama-7b",), ("jamba-v0.1", "--batch-size", "4"), ("llama-2-70b", "--tp", "8", "--rows")]
+)
 def test_no_line_is_wider_than_asked(arguments: tuple[str, ...], columns: int) -> None:
     ran = program("infer", *arguments, COLUMNS=str(columns))
     assert ran.status == 0

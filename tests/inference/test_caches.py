@@ -30,14 +30,18 @@ def test_keys_values_and_states(model_type: str) -> None:
             assert report.kv_cache + report.state_cache == real[new].held, (case.name, new)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("model_type", ["t5", "bart", "whisper"])
-def test_caches_behind_an_encoder(model_type: str) -> None:
+def test_a_decoder_behind_an_encoder(model_type: str, attention: str) -> None:
     for case in step_cases(model_type)[:2]:
         fields = dict(case.fields)
-        prompt = 1 if model_type == "whisper" else 11  # whisper's prompt is its decoder's
-        real = decoded(fields, 2, prompt, 3)
+        prompt = 3 if model_type == "whisper" else 11  # whisper's prompt is its decoder's
+        real = decoded(fields, 2, prompt, 3, attention=attention)
         for new in range(4):
-            assert memcalc.infer(fields, batch_size=2, prompt_len=prompt, new_tokens=new).kv_cache == real[new]
+            report = memcalc.infer(fields, batch_size=2, prompt_len=prompt, new_tokens=new, attention=attention)
+            assert report.kv_cache == real[new].held
+            assert report.prefill_peak == real[0].peak
+            assert report.decode_peak == (max(real[1].peak, real[new].peak) if new else None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.program import Program
 
 if TYPE_CHECKING:
-    from memcalc.families.base.module import Run
+    from collections.abc import Callable
+
+    from memcalc.families.base.module import Module, Run
 
 
 class Decoder(NamedTuple):
@@ -30,7 +32,8 @@ class Decoder(NamedTuple):
 class EncoderDecoder(Program):
     """A program of two stacks. `layers` counts the layers of both."""
 
-    decodes = False
+    hidden: Dim
+    """The width of the encoder's output."""
     one_stack = False
     look_ups = 2
 
@@ -45,9 +48,31 @@ class EncoderDecoder(Program):
         """Return what the decoder's layers cache."""
         raise NotImplementedError
 
+    def encode(self, run: Run, given: Tensor) -> Tensor:
+        """Run the encoder of what it is given, as `generate` does before all else."""
+        raise NotImplementedError
+
+    def decode(self, run: Run, ids: Tensor, encoded: Tensor) -> Tensor:
+        """Return the logits of the decoder's tokens, given the encoder's output."""
+        raise NotImplementedError
+
     def pattern(self) -> tuple[int, int] | None:
         """Return None: both stacks are run at their full depth."""
         return None
+
+
+def keys_and_values(
+    m: Module, key_value_states: Tensor | None, project: Callable[[], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Return the keys and values that an attention's `project` computes, and with a cache those of earlier tokens too. The
+    keys and values of the encoder's tokens are computed once."""
+    cache = m.run.cache
+    if cache is None:
+        return project()
+    if key_value_states is None:
+        return m.cached(*project())
+    kept = cache.encoded(m)
+    return cache.encode(m, *project()) if kept is None else kept
 
 
 def shift_tokens_right(run: Run, labels: Tensor) -> Tensor:

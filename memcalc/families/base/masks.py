@@ -119,7 +119,7 @@ def boolean_mask(run: Run) -> Tensor:
 def causal_mask_of_ones(run: Run) -> Tensor | None:
     """Run create_causal_mask with a mask of ones, which some decoders make themselves; sdpa drops it."""
     run.memory.scope = "causal mask"
-    attention_mask = new_tensor(run.memory, (run.batch, run.seq), fp32, "mask of ones")
+    attention_mask = new_tensor(run.memory, (run.batch, keys_of(run)), fp32, "mask of ones")
     padding_mask = cast(attention_mask, boolean, "padding mask")
     if run.attention != "eager":
         return None

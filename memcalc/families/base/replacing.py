@@ -66,6 +66,14 @@ class Cache(Protocol):
         """Keep the keys and values of new tokens in the layer of `m`. Returns those that the layer attends to."""
         ...
 
+    def encoded(self, m: Module) -> tuple[Tensor, Tensor] | None:
+        """Return the keys and values of the encoder's tokens in the decoder's layer of `m`; None before they are there."""
+        ...
+
+    def encode(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of the encoder's tokens."""
+        ...
+
     def state(self, m: Module, name: str) -> Tensor | None:
         """Return a state that the layer of `m` keeps; None before its first update."""
         ...
