@@ -67,7 +67,7 @@ class Stored(NamedTuple):
     """A quantised weight as a product reads it."""
 
     share: float
-    """Its bytes over those of the model's dtype."""
+    """The stored bytes over those of the model's dtype."""
     dtype: str | None = None
     """The dtype that it is multiplied in, if that is not the model's."""
     copied: bool = False
@@ -75,7 +75,7 @@ class Stored(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What the time of a step is made from, besides the step."""
+    """The numbers that the time of a step is made from, besides the step."""
 
     rates: Rates
     engine: Engine

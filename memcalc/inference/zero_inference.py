@@ -55,7 +55,7 @@ class Played(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What ZeRO-Inference takes of a GPU and of the host, in bytes."""
+    """The bytes that ZeRO-Inference takes of a GPU and of the host."""
 
     gpu: int
     """The most bytes of weights on the GPU at once."""

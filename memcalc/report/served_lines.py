@@ -1,4 +1,4 @@
-"""What `memcalc infer` prints of a serving engine, of ZeRO-Inference and of time; and the table of dtypes."""
+"""The lines that `memcalc infer` prints of serving engines, ZeRO-Inference and time; and the table of dtypes."""
 
 from __future__ import annotations
 

@@ -67,6 +67,7 @@ CASES: list[Case] = [
     case("latent", [latent(576)] * 61, 163840, 16384, 33 * 2**30 + 5),
     case("sliding alone", [sliding(8, 128, 4096)] * 32, 32768, 2 * 8192),
     case("short sequences", [sliding(8, 128, 4096)] * 32, 100, 2 * 8192),
+    case("a window that ends with a block", [sliding(8, 128, 25)] * 4, 32768, 1000),
     case("gpt-oss", pattern(24, 2, full(8, 64), sliding(8, 64, 128)), 131072),
     case("gemma3", pattern(26, 6, full(1, 256), sliding(1, 256, 512)), 32768),
     case("one window more than the other", [full(8, 64)] * 12 + [sliding(8, 64, 128)] * 13, 4096),

@@ -1,1 +1,1 @@
-"""What serving engines reserve on a GPU, and how many sequences they hold at once, by their own rules."""
+"""Serving engines: the memory that they reserve on a GPU, and the sequences that they hold at once, by their own rules."""

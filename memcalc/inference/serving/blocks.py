@@ -20,7 +20,7 @@ _ANY_LENGTH: Final = ("full", "latent")
 
 
 class Spec(NamedTuple):
-    """What one layer needs of the cache. Equal specs are one kind of layers."""
+    """The needs of one layer of the cache. Equal specs are one kind of layers."""
 
     kind: Kind
     block_size: int
@@ -47,7 +47,7 @@ class Spec(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """What decides the blocks that a sequence takes."""
+    """The numbers that decide how many blocks a sequence takes."""
 
     length: int
     """The longest sequence (`max_model_len`)."""

@@ -39,7 +39,7 @@ class Serving(NamedTuple):
     outside: int
     """The CUDA context and NCCL."""
     cache: int
-    """What is left for the cache; negative if nothing is."""
+    """The bytes that are left for the cache; negative if nothing is."""
     tokens: int
     """vLLM's "GPU KV cache size", SGLang's `max_total_num_tokens`."""
     block_size: int
