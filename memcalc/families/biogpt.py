@@ -13,7 +13,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import (
     Attended,
     act,
-    lm_head_loss,
+    own_head_loss,
     plain_eager_attention,
     position_ids,
     sdpa_attention,
@@ -111,7 +111,7 @@ class BioGpt(Program):
         run.memory.scope = self.decoder
         tied = self.config.tie_word_embeddings
         head = root / f"{self.base}.embed_tokens" if tied else root / self.decoder
-        return lm_head_loss(head, head.linear, hidden_states, ids)
+        return own_head_loss(head, head.linear, hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

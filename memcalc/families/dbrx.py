@@ -19,7 +19,7 @@ from memcalc.core.ops.selection import clamp
 from memcalc.core.ops.shape import reshape, select, split, transpose, unsqueeze, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.errors import quoted
-from memcalc.families.base.blocks import act, attention, lm_head_loss, position_ids, rotary_buffers
+from memcalc.families.base.blocks import act, attention, own_head_loss, position_ids, rotary_buffers
 from memcalc.families.base.config import (
     Activation,
     Count,
@@ -183,7 +183,7 @@ class Dbrx(RouterOutputs):
     def loss_of_tokens(
         self, root: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, ids: Tensor
     ) -> Tensor:
-        return lm_head_loss(root / self.head_name, logits, hidden_states, ids)
+        return own_head_loss(root / self.head_name, logits, hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

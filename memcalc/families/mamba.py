@@ -20,7 +20,7 @@ from memcalc.core.ops.matmul import bmm, matmul, weight_times
 from memcalc.core.ops.scan import Block, Product, earlier_steps, stack_steps
 from memcalc.core.ops.shape import split, transpose, unsqueeze
 from memcalc.core.tensor import Tensor, new_tensor
-from memcalc.families.base.blocks import act, apply_mask_to_padding_states, lm_head_loss, rms_norm
+from memcalc.families.base.blocks import act, apply_mask_to_padding_states, own_head_loss, rms_norm
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.base.program import Program
@@ -205,7 +205,7 @@ class Mamba(Program):
         run.memory.scope = "lm_head"
         tied = self.config.tie_word_embeddings
         head = root / ("backbone.embeddings" if tied else "lm_head")
-        return lm_head_loss(head, lambda x: cast(head.linear(cast(x, run.dtype)), fp32), hidden_states, ids)
+        return own_head_loss(head, lambda x: cast(head.linear(cast(x, run.dtype)), fp32), hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
