@@ -138,6 +138,7 @@ class Dbrx(RouterOutputs):
     """The program of DbrxForCausalLM."""
 
     Config = DbrxConfig
+    decodes = False  # the loop over experts depends on the tokens that each gets
     backbone = "transformer"
     balances = True
     polynomial = False

@@ -24,13 +24,11 @@ DEFAULT = (
     "gpt_oss",
 )  # fmt: skip
 """The families of a default run; the others are slow ones, as they are many alike."""
-NOT_WITHOUT_DATA = ("dbrx",)
-"""Families whose experts look at values, which fake tensors have not."""
 
 
 def decodes(model_type: str) -> bool:
     program = paper.program_of(step_cases(model_type)[0].fields)
-    return program.decodes and program.cacheless is None and model_type not in NOT_WITHOUT_DATA
+    return program.decodes and program.cacheless is None
 
 
 CASES = [
