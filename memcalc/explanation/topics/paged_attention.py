@@ -62,8 +62,8 @@ TOPIC: Final = Topic(
         Words(
             "A cache that is one tensor for each sequence has to be as long as the sequence may become. vLLM keeps blocks of "
             "16 tokens instead, and a table of blocks for each sequence: only the last block is partly empty. All layers of one "
-            "kind share a table, so a block is one page of each of them. Layers with windows or recurrent states are groups of their "
-            "own in the same pool, with pages made equal.",
+            "kind share a table, so a block is one page of each of them. Layers with windows or recurrent states are groups of "
+            "their own in the same pool, with pages made equal.",
             "如果每个序列的缓存是一个张量，它必须按可能的最大长度分配。vLLM 改用每块 16 个 token 的块，"
             "并为每个序列维护一张块表："
             "只有最后一块未满。同类的层共用一张表，因此一块包含每层的一页。带窗口或循环状态的层在同一个池中各成一组，页大小被统一。",
