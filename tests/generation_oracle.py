@@ -149,3 +149,25 @@ def decoded(fields: Mapping[str, Any], batch: int, prompt: int, new: int, *, att
                 ids = torch.zeros((batch, 1), dtype=torch.int64)
                 del tokens
     return out
+
+
+def without_a_cache_object(fields: Mapping[str, Any], batch: int, prompt: int, new: int) -> list[int]:
+    """The bytes that RWKV's state, or RecurrentGemma's cache and modules, hold after the prompt and after each new token."""
+    out = list[int]()
+    with without_data():
+        model = model_of(fields, "eager", "bf16")
+        ids, recurrent = torch.zeros((batch, prompt), dtype=torch.int64), model.config.model_type == "recurrent_gemma"
+        cache = transformers.DynamicCache(config=model.config) if recurrent else None
+        for i in range(new + 1):
+            if recurrent:
+                positions = torch.arange(ids.shape[1])[None] + (prompt + i - 1 if i else 0)
+                model(input_ids=ids, past_key_values=cache, use_cache=True, position_ids=positions)
+                states = [
+                    (getattr(m, "conv1d_state", None), getattr(m, "recurrent_states", None)) for m in model.modules()
+                ]
+                out.append(bytes_of([*cache.layers, *states])[0])
+            else:
+                cache = model(input_ids=ids, state=cache, use_cache=True).state
+                out.append(bytes_of(cache)[0])
+            ids = torch.zeros((batch, 1), dtype=torch.int64)
+    return out

@@ -160,10 +160,16 @@ class RecurrentGemma(Llama):
         return {i: window for i in range(self.layers) if self.blocks[i] != "recurrent"}
 
     def states(self, i: int) -> tuple[State, ...]:
-        """Return what modules of the layer keep. After a prompt the convolution has one input less."""
+        """Return what modules of the layer keep. The convolution's is a view of all inputs but the first."""
         if self.blocks[i] != "recurrent":
             return ()
         return State("convolution", (self.lru, self.kernel)), State("recurrent state", (self.lru,), fp32)
+
+    def states_of_prompt(self, i: int) -> tuple[State, ...]:
+        return tuple(
+            state._replace(shape=(self.lru, plus(self.kernel, -1))) if state.name == "convolution" else state
+            for state in self.states(i)
+        )
 
     def state_name(self, i: int) -> str:
         return f"model.layers.{i}.temporal_block.rg_lru.recurrent_states"

@@ -68,6 +68,10 @@ class Rwkv(Program):
         self.vocab = Dim("vocab", config.vocab_size)
         self.hidden = Dim("hidden", config.hidden_size)
         self.inner = Dim("inner", config.attention_hidden_size or config.hidden_size)
+        if self.inner.size != self.hidden.size:
+            self.cacheless = (
+                "with another attention_hidden_size than hidden_size fails in transformers when it keeps a state"
+            )
         self.ffn = Dim("ffn", config.intermediate_size or 4 * config.hidden_size)
 
     def variant(self, i: int) -> Hashable:

@@ -79,11 +79,12 @@ class DynamicCache:
             self.layers[layer] = Pair(*(_past(run, shape, dtype, name, held, visible) for shape, dtype, name in shapes))
         run.memory.layer, run.memory.scope = None, ""
 
-    def fill_states(self, run: Run, program: Program) -> None:
-        """Allocate what the layers keep besides keys and values."""
+    def fill_states(self, run: Run, program: Program, prompt: int) -> None:
+        """Allocate what the layers keep besides keys and values after `seen` tokens, `prompt` of which came at once."""
+        states_of = program.states if self.seen > prompt else program.states_of_prompt
         for i in range(program.layers):
             run.memory.layer, run.memory.scope = i, "layers.*"
-            for state in program.states(i):
+            for state in states_of(i):
                 shape, dtype = (run.batch, *state.shape), state.dtype or run.dtype
                 self.states[i, state.name] = new_tensor(run.memory, shape, dtype, state.name, component=STATE)
         run.memory.layer, run.memory.scope = None, ""

@@ -13,7 +13,7 @@ from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import int64
 from memcalc.families.base.module import Input
 from memcalc.inference.caches import DynamicCache
-from memcalc.inference.steps import Step, Workload, begun, sampled
+from memcalc.inference.steps import Step, Workload, begun, sampled, unlabelled
 
 if TYPE_CHECKING:
     from memcalc.families.base.encoder_decoder import EncoderDecoder
@@ -30,7 +30,7 @@ def prefill(program: EncoderDecoder, work: Workload) -> Step:
     """Run the encoder, and the decoder's first tokens."""
     tokens, cache = Dim("prompt", decoder_prompt(program, work)), DynamicCache({}, None)
     run = begun(program, work, Dim("prompt", work.prompt), work.prompt)
-    given = run.add_input(program.inputs(work.batch, run.seq)[0])
+    given = run.add_input(unlabelled(program.inputs(work.batch, run.seq)[0]))
     run.memory.enter("forward", None)
     encoded = program.encode(run, given)
     out = _decoded(program, run, tokens if tokens.size > 1 else ONE_DIM, cache, encoded)
@@ -43,7 +43,7 @@ def decode(program: EncoderDecoder, work: Workload, seen: int, first: Step) -> S
     """Run the decoder for one new token of each sequence, after the `seen` tokens before it."""
     own, cross = DynamicCache({}, None, seen), DynamicCache({}, None, encoded_tokens(program, work))
     run = begun(program, work, ONE_DIM, work.prompt)
-    given = run.add_input(program.inputs(work.batch, Dim("prompt", work.prompt))[0])
+    given = run.add_input(unlabelled(program.inputs(work.batch, Dim("prompt", work.prompt))[0]))
     own.fill(run, first.kept, decoder_prompt(program, work))
     cross.fill(run, first.crossed, cross.seen)
     own.cross = cross.layers

@@ -20,7 +20,7 @@ from memcalc.core.ops.axes import narrow
 from memcalc.core.ops.elementwise import dropout
 from memcalc.core.tensor import Memory, StorageRow, new_tensor
 from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss
-from memcalc.families.base.module import Run, after_forward
+from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.inference.caches import DynamicCache, Kept
 
 if TYPE_CHECKING:
@@ -75,16 +75,21 @@ def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kep
     run = begun(program, work, tokens, cache.seen + tokens.size)
     if cache.seen:
         cache.fill(run, kept, work.prompt)
-        cache.fill_states(run, program)
+        cache.fill_states(run, program, work.prompt)
     else:
         cache.begin(run)
-    batch_of = [run.add_input(given) for given in program.inputs(work.batch, tokens)]
+    batch_of = [run.add_input(unlabelled(given)) for given in program.inputs(work.batch, tokens)]
     run.cache = cache
     run.memory.enter("forward", None)
     logits = program.forward(run, *batch_of)
     out = sampled(run, logits, cache)
     del logits, batch_of
     return out
+
+
+def unlabelled(given: Input) -> Input:
+    """Return an input without the words that it is also the labels."""
+    return given._replace(name=given.name.split(" (")[0])
 
 
 def begun(program: Program, work: Workload, tokens: Dim, length: int) -> Run:
@@ -119,7 +124,7 @@ def held(program: Program, work: Workload, cache: DynamicCache, kept: Mapping[in
     memory = Memory()
     run = Run(memory, work.dtype, work.attention, False, work.batch, Dim("prompt", work.prompt))
     cache.fill(run, kept, work.prompt)
-    cache.fill_states(run, program)
+    cache.fill_states(run, program, work.prompt)
     return Step(list(memory.log), memory.rows, memory.segments, kept)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cases import step_cases
-from generation_oracle import decoded, generated, statically
+from generation_oracle import decoded, generated, statically, without_a_cache_object
 
 import memcalc
 from memcalc.inference.layers import cache_layers
@@ -28,6 +28,19 @@ def test_keys_values_and_states(model_type: str) -> None:
         for new in range(4):
             report = memcalc.infer(fields, batch_size=2, prompt_len=9, new_tokens=new)
             assert report.kv_cache + report.state_cache == real[new].held, (case.name, new)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "number"), [("rwkv", 0), ("recurrent_gemma", 0), ("recurrent_gemma", 2), ("recurrent_gemma", 3)]
+)
+def test_states_that_no_cache_object_has(model_type: str, number: int) -> None:
+    fields = dict(step_cases(model_type)[number].fields)
+    real = without_a_cache_object(fields, 2, 9, 3)
+    for new in range(4):
+        report = memcalc.infer(fields, batch_size=2, prompt_len=9, new_tokens=new)
+        assert report.kv_cache + report.state_cache == real[new]
+        assert report.total is None
+        assert any("not modelled" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

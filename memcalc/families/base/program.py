@@ -290,6 +290,10 @@ class Program:
         """Return what layer `i` keeps besides keys and values."""
         return ()
 
+    def states_of_prompt(self, i: int) -> tuple[State, ...]:
+        """Return what layer `i` keeps after a prompt, before the first new token."""
+        return self.states(i)
+
     # --- the stack of layers
 
     def variant(self, i: int) -> Hashable:
