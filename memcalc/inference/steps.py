@@ -47,7 +47,7 @@ class Step(NamedTuple):
     sent: Sequence[Sent] = ()
     """The collectives."""
     crossed: Mapping[int, Kept] = MappingProxyType({})
-    """What a decoder's layers have cached of the encoder's tokens."""
+    """The keys and values of the encoder's tokens that a decoder's layers have cached."""
 
 
 class Workload(NamedTuple):
