@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 def _of_quantisation(inferred: Inferred, method: Method) -> list[str]:
     said = "--quantize" if inferred.asked.quantize is not None else "quantization_config"
-    out = [f"{said} {method.name}: weights as {method.format.source} has them; what is quantised: {method.rule.source}"]
     experts = any(weight.component == "experts" for weight in inferred.model.weight_classes)
+    rule = method.rule.source if experts else method.rule.source.partition("; experts:")[0]
+    out = [f"{said} {method.name}: weights as {method.format.source} has them; what is quantised: {rule}"]
     if experts and not method.rule.experts:
         out.append("transformers keeps stacked experts as they are under this method, which are most of the weights")
     if method.name == "int8":

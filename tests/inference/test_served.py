@@ -92,6 +92,13 @@ def test_sglang_divides_the_gpu() -> None:
     assert found.max_sequences == serving.tokens // 120
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", ["whisper-tiny", "t5-small", "rwkv-4-169m"])
+def test_models_that_are_not_served(engine: str, name: str) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--engine {engine}"):
+        memcalc.infer(name, engine=engine, new_tokens=4)
+
+
 def test_no_room_is_no_sequence() -> None:
     for engine in ("vllm", "sglang"):
         found = run("llama-2-70b", engine=engine, gpu="rtx4090")

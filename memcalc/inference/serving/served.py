@@ -8,7 +8,6 @@ from memcalc.core.dims import Dim
 from memcalc.errors import InputError
 from memcalc.inference.caches import DynamicCache, windows_of
 from memcalc.inference.heights import KV, STATE, On, highest
-from memcalc.inference.layers import cache_layers
 from memcalc.inference.options import DTYPES, kv_dtype_of
 from memcalc.inference.serving import sglang, vllm
 from memcalc.inference.steps import Workload, prefill
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 ENGINES: Final = ("transformers", "vllm", "sglang")
 _FP32: Final = 4
-_ENCODED: Final = 1500
-"""The frames that Whisper's encoder makes."""
 
 
 class Serving(NamedTuple):
@@ -83,7 +80,7 @@ def check_served(inferred: Inferred) -> None:
         raise InputError(f"--kv-dtype int8: not modelled for {asked.engine}; allowed: auto, fp8, fp8_e5m2")
     if asked.pp > 1:
         raise InputError(f"--pp {asked.pp}: a pipeline of {asked.engine} is not modelled; allowed: 1")
-    layers = cache_layers(inferred.model.program)
+    layers = vllm.layers_of(inferred.model, asked.engine)
     if asked.engine == "vllm":
         vllm.specs(inferred.model, layers, DTYPES[asked.dtype], kv, asked.tp, asked.block_size)
     else:
@@ -106,8 +103,8 @@ def _vllm(inferred: Inferred, gpu: GPU) -> Serving:
     activations = profile_peak(inferred, min(batch.tokens, batch.sequences * length), batch.sequences)
     requested = vllm.requested(gpu, share)
     budget = vllm.Budget(requested, inferred.weights + tables, activations, outside, graphs=0)
-    work = vllm.workload(model, length, batch, _ENCODED if model.model_type == "whisper" else 0)
-    of = vllm.specs(model, cache_layers(model.program), dtype, kv, asked.tp, asked.block_size)
+    work = vllm.workload(model, length, batch)
+    of = vllm.specs(model, vllm.layers_of(model, "vllm"), dtype, kv, asked.tp, asked.block_size)
     plan = vllm.planned(of, budget.cache, work)
     widest = max(plan.groups, key=lambda group: len(group.layers))
     return Serving(
@@ -132,7 +129,7 @@ def _vllm(inferred: Inferred, gpu: GPU) -> Serving:
 
 def _sglang(inferred: Inferred, gpu: GPU) -> Serving:
     model, asked = inferred.model, inferred.asked
-    layers, length = cache_layers(model.program), _length(inferred)
+    layers, length = vllm.layers_of(model, "sglang"), _length(inferred)
     latent = any(layer.kind == "latent" for layer in layers)
     share = asked.mem_fraction_static
     if share is None:

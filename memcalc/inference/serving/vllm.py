@@ -15,6 +15,7 @@ from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32
 from memcalc.core.rows import Row
 from memcalc.errors import InputError
+from memcalc.inference.layers import cache_layers
 from memcalc.inference.serving.blocks import Plan, Spec, Workload, plan
 from memcalc.units import GIB
 
@@ -35,7 +36,6 @@ LATENT_BLOCK: Final = 64
 _HYBRID_LATENT_BLOCK: Final = 128
 _BATCHES: Final = 2
 """The batches that are under way at once with asynchronous scheduling, the default."""
-_ENCODERS: Final = frozenset({"whisper"})
 _NOT_SERVED: Final = frozenset({"bart", "ctrl", "minimax", "openai-gpt", "recurrent_gemma", "resnet", "rwkv", "t5"})
 """Generating types that vLLM has no cache for (model_executor/models/registry.py), or has dropped."""
 _MAMBA2: Final = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"})
@@ -115,6 +115,15 @@ def specs(
         block = max(block, step * ceil(state / (step * token)))
     page = block * token if token and state else 0
     return tuple(_of_layers(model, layers, dtype, kv_dtype, tp, block, page))
+
+
+def layers_of(model: Model, engine: str) -> tuple[CacheLayer, ...]:
+    """Return what each layer of a model keeps. Raises InputError for a decoder behind an encoder, which is not modelled here."""
+    if not model.program.one_stack:
+        raise InputError(
+            f"--engine {engine}: caches of a {model.model_type} in blocks are not modelled; allowed: transformers"
+        )
+    return cache_layers(model.program)
 
 
 def workload(model: Model, length: int, batch: Batching, encoder: int = 0) -> Workload:
