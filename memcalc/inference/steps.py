@@ -19,7 +19,7 @@ from memcalc.core.dtypes import fp32, int64
 from memcalc.core.ops.axes import narrow
 from memcalc.core.ops.elementwise import dropout
 from memcalc.core.tensor import Memory, StorageRow, new_tensor
-from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss
+from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss, own_head_loss
 from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.inference.caches import DynamicCache, Kept
 
@@ -95,7 +95,9 @@ def unlabelled(given: Input) -> Input:
 def begun(program: Program, work: Workload, tokens: Dim, length: int) -> Run:
     """Return a run without autograd that holds the weights, and the buffers that modules keep for sequences of `length`
     tokens."""
-    memory = Memory({lm_head_loss: last_logits, causal_lm_loss: all_logits, dropout: in_eval_mode})
+    memory = Memory(
+        {lm_head_loss: last_logits, own_head_loss: last_logits, causal_lm_loss: all_logits, dropout: in_eval_mode}
+    )
     memory.grad_enabled = False
     run = Run(memory, work.dtype, work.attention, False, work.batch, tokens)
     run.tensor_parallel = program.tensor_parallel
