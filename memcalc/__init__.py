@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from memcalc.estimation.report import Report
     from memcalc.formats.layers import load_layers
     from memcalc.formats.written import Written
+    from memcalc.inference.infer import infer
+    from memcalc.inference.report import Inferred
     from memcalc.inputs.model import Model, load_model
     from memcalc.planning.plan import plan
     from memcalc.planning.result import Plans
 
 __version__ = "0.1.0"
 __all__ = [
-    "Compared", "InputError", "Many", "Model", "Plans", "Report", "Written", "__version__",
-    "compare", "emit", "estimate", "load_layers", "load_model", "many", "plan",
+    "Compared", "Inferred", "InputError", "Many", "Model", "Plans", "Report", "Written", "__version__",
+    "compare", "emit", "estimate", "infer", "load_layers", "load_model", "many", "plan",
 ]  # fmt: skip
 
 _HOMES = {
     "Compared": "memcalc.decisions.compare",
+    "Inferred": "memcalc.inference.report",
     "InputError": "memcalc.errors",
     "Many": "memcalc.estimation.many.question",
     "Model": "memcalc.inputs.model",
@@ -40,6 +43,7 @@ _HOMES = {
     "compare": "memcalc.decisions.compare",
     "emit": "memcalc.estimation.emitted",
     "estimate": "memcalc.estimation.estimate",
+    "infer": "memcalc.inference.infer",
     "load_layers": "memcalc.formats.layers",
     "load_model": "memcalc.inputs.model",
     "many": "memcalc.estimation.many.question",

@@ -162,7 +162,7 @@ def test_a_command(folder: Path) -> None:
             ["estimate", "gpt2", "--engine", "x"],
             "none, ddp, fsdp2, deepspeed, megatron, fsdp1, data-parallel, parameter-server, colossalai, new-engine",
         ),
-        (["zzz"], "estimate, compare, fit, plan, emit, explain, quiz, validate, models, gpus, new-command"),
+        (["zzz"], "estimate, compare, fit, plan, infer, emit, explain, quiz, validate, models, gpus, new-command"),
     ],
 )
 def test_new_names_are_listed_behind_the_others(folder: Path, arguments: list[str], listed: str) -> None:

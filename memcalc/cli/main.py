@@ -22,7 +22,7 @@ def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
 
 COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
-    ("estimate", "compare", "fit", "plan", "emit", "explain", "quiz", "validate", "models", "gpus"),
+    ("estimate", "compare", "fit", "plan", "infer", "emit", "explain", "quiz", "validate", "models", "gpus"),
     _command_of,
     helpers=(
         "completion",

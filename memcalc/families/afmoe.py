@@ -165,6 +165,7 @@ class Afmoe(SparseLayers, NormedHeads):
         if self.kinds[m.layer] == "sliding_attention":
             cos, sin = rotary
             query_states, key_states = self.rotate(query_states, key_states, cos, sin)
+        key_states, value_states = m.cached(key_states, value_states)
         output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         output = view(output, batch, seq, merge(self.heads, self.head_dim))
         output = output * sigmoid(gate_states)

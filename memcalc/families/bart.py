@@ -21,7 +21,7 @@ from memcalc.families.base.blocks import (
     sdpa_attention,
 )
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, causal_mask_of_ones
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.program import stacked
@@ -88,6 +88,11 @@ class Bart(EncoderDecoder):
         self.max_seq_len = config.max_position_embeddings
         self.positions_limit = config.max_position_embeddings
 
+    @property
+    def decoder_cache(self) -> Decoder:
+        heads = self.config.decoder_attention_heads
+        return Decoder(self.decoder_layers, Dim("heads", heads), Dim("head_dim", self.hidden.size // heads))
+
     # --- weights and buffers
 
     @property
@@ -140,12 +145,24 @@ class Bart(EncoderDecoder):
         run.memory.enter(run.memory.phase, None)
         decoder_outputs = self.decoder(root / "model.decoder", decoder_input_ids, encoder_outputs)
         run.memory.enter(run.memory.phase, None)
-        run.memory.scope = "lm_head"
-        lm_logits = self.table(root, "lm_head").linear(decoder_outputs)
-        lm_logits = lm_logits + run.buffers["final_logits_bias"]
+        lm_logits = self.logits(root, decoder_outputs)
         run.memory.scope = "loss"
         logits = view(lm_logits, merge(*lm_logits.shape[:-1]), self.vocab)
         return cross_entropy(logits, view(ids, merge(*ids.shape)))
+
+    def logits(self, root: Module, decoder_outputs: Tensor) -> Tensor:
+        root.run.memory.scope = "lm_head"
+        lm_logits = self.table(root, "lm_head").linear(decoder_outputs)
+        return lm_logits + root.run.buffers["final_logits_bias"]
+
+    def encode(self, run: Run, given: Tensor) -> Tensor:
+        return self.encoder(Module(run, "model.encoder"), given)
+
+    def decode(self, run: Run, ids: Tensor, encoded: Tensor) -> Tensor:
+        root = Module(run, "")
+        decoder_outputs = self.decoder(root / "model.decoder", ids, encoded)
+        run.memory.enter(run.memory.phase, None)
+        return self.logits(root, decoder_outputs)
 
     def loss_in(self, computes: DType, buffers: DType) -> DType:
         """Return the dtype of the loss: the larger of the model's and the buffer's (the head's bias), as they are added."""
@@ -259,10 +276,13 @@ class Bart(EncoderDecoder):
         head = Dim("heads", heads), Dim("head_dim", self.hidden.size // heads)
         query_states = split_heads((m / "q_proj").linear(hidden_states), *head)
         current_states = hidden_states if key_value_states is None else key_value_states
-        key_states = (m / "k_proj").linear(current_states)
-        value_states = (m / "v_proj").linear(current_states)
-        key_states = split_heads(key_states, *head)
-        value_states = split_heads(value_states, *head)
+
+        def project() -> tuple[Tensor, Tensor]:
+            key_states = (m / "k_proj").linear(current_states)
+            value_states = (m / "v_proj").linear(current_states)
+            return split_heads(key_states, *head), split_heads(value_states, *head)
+
+        key_states, value_states = keys_and_values(m, key_value_states, project)
         if m.run.attention == "eager":
             p = self.config.attention_dropout
             attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)

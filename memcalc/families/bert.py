@@ -74,6 +74,7 @@ class Bert(Program):
     """The program of BertLMHeadModel and BertForMaskedLM; its relatives override what differs."""
 
     Config: type[FamilyConfig] = BertConfig
+    cacheless = "fills in tokens and does not generate"
     prefix = "Bert"
     """The beginning of the names of transformers' classes."""
     base = "bert"
@@ -83,6 +84,8 @@ class Bert(Program):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        if getattr(config, "is_decoder", False):
+            self.cacheless = "as a decoder is not modelled with a cache"
         self.layers = config.num_hidden_layers
         self.vocab = Dim("vocab", config.vocab_size)
         self.hidden = Dim("hidden", config.hidden_size)

@@ -13,13 +13,13 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import (
     Attended,
     act,
-    causal_lm_loss,
+    own_head_loss,
     plain_eager_attention,
     position_ids,
     sdpa_attention,
 )
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.masks import causal_mask, keys_of
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
@@ -110,25 +110,25 @@ class BioGpt(Program):
         run.memory.enter(run.memory.phase, None)
         run.memory.scope = self.decoder
         tied = self.config.tie_word_embeddings
-        logits = (root / f"{self.base}.embed_tokens" if tied else root / self.decoder).linear(hidden_states)
-        return causal_lm_loss(run, logits, ids)
+        head = root / f"{self.base}.embed_tokens" if tied else root / self.decoder
+        return own_head_loss(head, head.linear, hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
         inputs_embeds = (m / "embed_tokens").scaled_embedding(ids, lambda looked_up: scale(looked_up, "mul"))
-        _attention_mask = new_tensor(run.memory, ids.shape, fp32, "positions that count")
+        _attention_mask = new_tensor(run.memory, (run.batch, keys_of(run)), fp32, "positions that count")
         mask = causal_mask(run)
         positions = position_ids(run)
         position_embeds = (m / "embed_positions").embedding(scale(positions, "add"))
         run.memory.scope = m.path
-        hidden_states = inputs_embeds + position_embeds
-        hidden_states = dropout(hidden_states, self.p)
-        return self.decode(m, hidden_states, mask, positions)
+        embedded = [inputs_embeds + position_embeds]
+        return self.decode(m, embedded, mask, positions)
 
-    def decode(self, m: Module, hidden_states: Tensor, *rest: Tensor | None) -> Tensor:
-        """Return the output of all layers and the last norm."""
+    def decode(self, m: Module, embedded: list[Tensor], *rest: Tensor | None) -> Tensor:
+        """Return the output of all layers and the last norm. `embedded` has the embeddings, which nobody else holds."""
         run = m.run
+        hidden_states = dropout(embedded.pop(), self.p)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, *rest)
@@ -156,6 +156,7 @@ class BioGpt(Program):
         query_states = self.split_heads((m / "q_proj").linear(hidden_states))
         key_states = self.split_heads((m / "k_proj").linear(hidden_states))
         value_states = self.split_heads((m / "v_proj").linear(hidden_states))
+        key_states, value_states = m.cached(key_states, value_states)
         if m.run.attention == "eager":
             p = self.config.attention_probs_dropout_prob
             attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)

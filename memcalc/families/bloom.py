@@ -14,7 +14,7 @@ from memcalc.core.ops.shape import reshape, select, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.masks import causal_mask, keys_of
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
@@ -124,8 +124,9 @@ class Bloom(GPT2):
 
     def alibi(self, run: Run, slopes: Tensor) -> Tensor:
         """Return each head's slope times the position, (batch·heads, 1, seq)."""
-        alibi = slopes * new_tensor(run.memory, (run.seq,), int64, "positions")
-        shape = (merge(run.batch, self.heads), ONE_DIM, run.seq)
+        keys = keys_of(run)
+        alibi = slopes * new_tensor(run.memory, (keys,), int64, "positions")
+        shape = (merge(run.batch, self.heads), ONE_DIM, keys)
         return cast(new_tensor(run.memory, shape, alibi.dtype, "alibi"), run.dtype)
 
     @module
@@ -149,16 +150,18 @@ class Bloom(GPT2):
         batch_heads = merge(batch, self.heads)
         fused_qkv = (m / "query_key_value").linear(hidden_states)
         query_layer, key_layer, value_layer = self.split_qkv(fused_qkv)
+        key_layer, value_layer = m.cached(key_layer, value_layer)
+        keys = key_layer.shape[2]
         query_layer = reshape(query_layer, batch_heads, seq, self.head_dim)
-        key_layer = transpose(reshape(key_layer, batch_heads, seq, self.head_dim), 1, 2)
-        value_layer = reshape(value_layer, batch_heads, seq, self.head_dim)
+        key_layer = transpose(reshape(key_layer, batch_heads, keys, self.head_dim), 1, 2)
+        value_layer = reshape(value_layer, batch_heads, keys, self.head_dim)
         attention_scores = baddbmm(alibi, query_layer, key_layer, "attention scores")
-        attn_weights = view(attention_scores, batch, self.heads, seq, seq)
+        attn_weights = view(attention_scores, batch, self.heads, seq, keys)
         if mask is not None:
             attn_weights = attn_weights + mask
         attention_probs = cast(softmax(attn_weights, fp32), query_layer.dtype)
         attention_probs = dropout(attention_probs, self.config.attention_dropout)
-        attention_probs_reshaped = view(attention_probs, batch_heads, seq, seq)
+        attention_probs_reshaped = view(attention_probs, batch_heads, seq, keys)
         context_layer = bmm(attention_probs_reshaped, value_layer, "attention output")
         context_layer = self.merge_heads(context_layer, batch)
         output_tensor = (m / "dense").linear(reshape(context_layer, batch, seq, hidden))

@@ -125,6 +125,7 @@ class CTRL(GPT2):
     @module
     def attention(self, m: Module, x: Tensor, mask: Tensor | None) -> Attended:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v = (self.split_heads((m / name).linear(x)) for name in ("Wq", "Wk", "Wv"))
+        k, v = m.cached(k, v)
         if m.run.attention == "eager":
             attn_output, attn_weights = plain_eager_attention(q, k, v, mask, p=0.0)
         else:

@@ -19,7 +19,7 @@ from memcalc.core.ops.selection import clamp
 from memcalc.core.ops.shape import reshape, select, split, transpose, unsqueeze, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.errors import quoted
-from memcalc.families.base.blocks import act, attention, causal_lm_loss, position_ids, rotary_buffers
+from memcalc.families.base.blocks import act, attention, own_head_loss, position_ids, rotary_buffers
 from memcalc.families.base.config import (
     Activation,
     Count,
@@ -138,6 +138,7 @@ class Dbrx(RouterOutputs):
     """The program of DbrxForCausalLM."""
 
     Config = DbrxConfig
+    decodes = False  # the loop over experts depends on the tokens that each gets
     backbone = "transformer"
     balances = True
     polynomial = False
@@ -183,7 +184,7 @@ class Dbrx(RouterOutputs):
     def loss_of_tokens(
         self, root: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, ids: Tensor
     ) -> Tensor:
-        return causal_lm_loss(root.run, logits(hidden_states), ids)
+        return own_head_loss(root / self.head_name, logits, hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -236,6 +237,7 @@ class Dbrx(RouterOutputs):
         v = transpose(view(v, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         cos, sin = rotary
         q, k = self.rotate(q, k, cos, sin)
+        k, v = m.cached(k, v)
         attn_output, attn_weights = attention(m.run, q, k, v, mask, p=self.config.attn_pdrop)
         attn_output = reshape(attn_output, batch, seq, self.q_width)
         attn_output = (m / "out_proj").linear(attn_output)

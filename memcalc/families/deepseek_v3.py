@@ -111,6 +111,7 @@ class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
 
     Config = DeepseekV3Config
+    caches_latents = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -159,6 +160,7 @@ class DeepseekV3(GroupedSparseLayers):
         k_rot = view(unsqueeze(k_rot, 1), batch, ONE_DIM, seq, self.rope_dim)
 
         q_rot, k_rot = self.rotate_parts(q_rot, k_rot, rotary)
+        kv_nope, k_rot = m.cached(kv_nope, k_rot)
         query_states = cat((q_pass, q_rot), self.qk_dim)
         key_states, value_states = self.expand_kv(m, kv_nope, k_rot)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)

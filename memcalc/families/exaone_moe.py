@@ -116,6 +116,7 @@ class ExaoneMoe(NormedHeads, GroupedSparseLayers):
         assert m.layer is not None
         if self.kinds[m.layer] == "sliding_attention":
             query_states, key_states = self.rotate(query_states, key_states, cos, sin)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)

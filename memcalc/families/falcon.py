@@ -35,7 +35,7 @@ from memcalc.families.base.config import (
     RotaryConfig,
     check_divides,
 )
-from memcalc.families.base.masks import boolean_mask, causal_mask
+from memcalc.families.base.masks import boolean_mask, causal_mask, keys_of
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.bloom import Bloom, dropout_add, with_n_embed
@@ -160,13 +160,13 @@ class Falcon(Bloom):
         inputs_embeds = (m / "word_embeddings").embedding(ids)
         alibi = None
         if self.config.alibi:
-            mask = new_tensor(run.memory, (run.batch, run.seq), int64, "positions that count")
+            mask = new_tensor(run.memory, (run.batch, keys_of(run)), int64, "positions that count")
             alibi = self.alibi(run, mask)
         positions = position_ids(run)
         causal = causal_mask(run) if run.attention == "eager" else boolean_mask(run)
         if alibi is not None:
             assert causal is not None
-            alibi = view(alibi, run.batch, self.heads, ONE_DIM, run.seq)
+            alibi = view(alibi, run.batch, self.heads, ONE_DIM, alibi.shape[2])
             causal = masked_alibi(alibi, causal)
         hidden_states = inputs_embeds
         rotary = rotary_embedding(m / "rotary_emb", positions, self.head_dim, self.rope_type)
@@ -181,10 +181,11 @@ class Falcon(Bloom):
     def alibi(self, run: Run, mask: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the output of build_alibi_tensor, (batch·heads, 1, seq), with positions counted by `mask`."""
         arange_tensor = scale(like(mask, "cumulated positions"), "sub") * mask
-        shape = (run.batch, self.heads, run.seq)
+        keys = mask.shape[1]
+        shape = (run.batch, self.heads, keys)
         alibi = new_tensor(run.memory, shape, bf16, "alibi")
         del arange_tensor
-        return cast(reshape(alibi, merge(run.batch, self.heads), ONE_DIM, run.seq), run.dtype)
+        return cast(reshape(alibi, merge(run.batch, self.heads), ONE_DIM, keys), run.dtype)
 
     @module
     def layer(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -227,6 +228,7 @@ class Falcon(Bloom):
         if alibi is None:
             cos, sin = rotary
             query_layer, key_layer = apply_rotary_pos_emb(query_layer, key_layer, cos, sin)
+        key_layer, value_layer = m.cached(key_layer, value_layer)
         if m.run.attention == "sdpa":
             attn_output = self.sdpa(query_layer, key_layer, value_layer, mask)
             attn_output = self.joined(attn_output)

@@ -17,7 +17,7 @@ from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, Several, check_divides
 from memcalc.families.base.hybrid import Hybrid
 from memcalc.families.base.masks import recurrent_mask
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
@@ -108,7 +108,12 @@ class FalconH1Mixer(StateSpace):
         projected_states = (m / "in_proj").linear(hidden_states)
         return hidden_states, projected_states * m.buffer("mup_vector")
 
+    def gate_of_step(self, gate: Tensor) -> Tensor | None:
+        return None if self.normalised else view(gate, gate.shape[0], self.heads, self.head_dim)
+
     def norm(self, m: Module, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        if not self.normalised and m.run.cache is not None and m.run.cache.seen:
+            return hidden_states  # the step has applied the gate
         if not self.normalised:
             return hidden_states * act(gate, "silu")
         return self.gated_norm(m, hidden_states, gate)
@@ -150,6 +155,9 @@ class FalconH1(Hybrid):
     def mixes(self, i: int) -> bool:
         """Return True: every layer has attention too, so all layers take the mask."""
         return False
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.mixer.states()
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.feed_forward_weights(i)

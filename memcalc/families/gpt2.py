@@ -142,6 +142,7 @@ class GPT2(Program):
         key_states = transpose(view(key_states, batch, seq, self.heads, self.head_dim), 1, 2)
         value_states = transpose(view(value_states, batch, seq, self.heads, self.head_dim), 1, 2)
         query_states = transpose(view(query_states, batch, seq, self.heads, self.head_dim), 1, 2)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = contiguous(reshape(attn_output, batch, seq, merge(self.heads, self.head_dim)))
         attn_output = (m / "c_proj").conv1d(attn_output)

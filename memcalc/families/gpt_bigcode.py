@@ -88,6 +88,7 @@ class GPTBigCode(GPT2):
     def attention(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Attended:
         batch, seq, hidden = hidden_states.shape
         query, key, value = self.qkv(m, hidden_states)
+        key, value = m.cached(key, value)
         attn_output, attn_weights = attention(m.run, query, key, value, mask, p=self.config.attn_pdrop)
         attn_output = contiguous(reshape(attn_output, batch, seq, hidden))
         attn_output = (m / "c_proj").linear(attn_output)

@@ -139,6 +139,7 @@ class GPTNeo(GPTJ):
     ) -> Attended:
         query, key, value, _ = self.qkv(m, hidden_states)
         query, key = transpose(query, 1, 2), transpose(key, 1, 2)
+        key, value = m.cached(key, value)
         attn_output, attn_weights = self.attend(m, query, key, value, mask)
         attn_output = contiguous(transpose(attn_output, 1, 2))
         attn_output = reshape(attn_output, *hidden_states.shape)
@@ -150,8 +151,7 @@ class GPTNeo(GPTJ):
         query, key = cast(q, fp32), cast(k, fp32)
         attn_weights = matmul(query, transpose(key, 2, 3), "attention scores")
         table = m.run.buffers[f"transformer.h.{m.layer}.attn.attention.bias"]
-        seq = m.run.seq
-        causal_mask = first(table, ONE_DIM, ONE_DIM, seq, seq)
+        causal_mask = first(table, ONE_DIM, ONE_DIM, q.shape[2], k.shape[2])
         _mask_value = new_tensor(m.run.memory, (), fp32, "mask value")
         attn_weights = where_else(causal_mask, attn_weights, "allowed scores")
         if mask is not None:

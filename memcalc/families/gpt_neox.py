@@ -164,6 +164,7 @@ class GPTNeoX(Llama):
         query_states, key_states, value_states = chunk(qkv, 3)
         cos, sin = rotary
         query_states, key_states = apply_partial_rotary_pos_emb(query_states, key_states, cos, sin)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = attention(
             m.run, query_states, key_states, value_states, mask, p=self.config.attention_dropout
         )

@@ -153,6 +153,7 @@ class GPTNeoXJapanese(GPTNeoX):
         query, key = apply_rotary_pos_emb(query_rot, key_rot, cos, sin)
         query = cat((query, query_pass), self.head_dim)
         key = cat((key, key_pass), self.head_dim)
+        key, value = m.cached(key, value)
         attn_output, attn_weights = self.weigh(m.run, query, key, value, mask)
         attn_output = reshape(contiguous(transpose(attn_output, 1, 2)), batch, seq, hidden)
         attn_output = (m / "dense").linear(attn_output)
@@ -160,11 +161,11 @@ class GPTNeoXJapanese(GPTNeoX):
 
     def weigh(self, run: Run, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
         batch, heads, seq, width = query.shape
-        flat = merge(batch, heads)
-        query, key = view(query, flat, seq, width), view(key, flat, seq, width)
-        attn_scores = new_tensor(run.memory, (flat, seq, seq), query.dtype, "zeros")
+        flat, keys = merge(batch, heads), key.shape[2]
+        query, key = view(query, flat, seq, width), view(key, flat, keys, width)
+        attn_scores = new_tensor(run.memory, (flat, seq, keys), query.dtype, "zeros")
         attention_scores = baddbmm(attn_scores, query, transpose(key, 1, 2), "attention scores")
-        attention_scores = view(attention_scores, batch, heads, seq, seq)
+        attention_scores = view(attention_scores, batch, heads, seq, keys)
         if mask is not None:
             attention_scores = attention_scores + mask
         attn_weights = softmax(attention_scores)

@@ -190,10 +190,10 @@ def eager_attention_with_sinks(
     if mask is not None:
         attn_weights = attn_weights + mask
     sinks = expand(reshape(sinks, ONE_DIM, heads, ONE_DIM, ONE_DIM), batch, heads, seq, ONE_DIM)
-    combined_logits = cat((attn_weights, sinks), plus(seq, 1))
+    combined_logits = cat((attn_weights, sinks), plus(k.shape[2], 1))
     combined_logits = sub(combined_logits, unsqueeze(maximum(combined_logits), 3))
     probs = softmax(combined_logits, combined_logits.dtype)
-    scores = part(probs, seq)
+    scores = part(probs, k.shape[2])
     attn_weights = cast(dropout(scores, p), value_states.dtype)
     attn_output = matmul(attn_weights, value_states, "attention output")
     attn_output = contiguous(transpose(attn_output, 1, 2))

@@ -145,6 +145,7 @@ class GPTJ(GPT2):
         key = cat((key_rot, key_pass), self.head_dim)
         query = cat((query_rot, query_pass), self.head_dim)
         key, query = transpose(key, 1, 2), transpose(query, 1, 2)
+        key, value = m.cached(key, value)
         attn_output, attn_weights = self.attend(m, query, key, value, mask)
         attn_output = contiguous(transpose(attn_output, 1, 2))
         attn_output = view(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 from memcalc.families.bamba import MixerConfig, mixer_of
 from memcalc.families.base.config import Bounds, CountOrNone
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.plans import GRANITE_MOE
 from memcalc.families.base.support import Family, Support
 from memcalc.families.granitemoe import GraniteMoeConfig
@@ -63,6 +63,9 @@ class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
         for weight in super().mlp_weights():
             if self.config.num_local_experts or not weight.name.startswith("block_sparse_moe"):
                 yield weight
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.mixer.states() if self.linear(i) else ()
 
     def frequencies(self) -> Iterator[Buffer]:
         if self.rotates:

@@ -102,6 +102,7 @@ class HunYuanMoEV1(RouterOutputs):
         query_states, key_states = self.rotate(query_states, key_states, cos, sin)
         query_states = rms_norm(m / "query_layernorm", query_states)
         key_states = rms_norm(m / "key_layernorm", key_states)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)

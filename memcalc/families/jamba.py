@@ -179,6 +179,7 @@ class Jamba(RouterOutputs, Hybrid):
     @module
     def attention(self, m: Module, hidden_states: Tensor, rotary: Any, mask: Tensor | None) -> Attended:
         query_states, key_states, value_states = self.qkv(m, hidden_states)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         return (m / "o_proj").linear(attn_output), attn_weights

@@ -16,10 +16,10 @@ from memcalc.families.base.blocks import QKV, Attended, Rotary, act, apply_mask_
 from memcalc.families.base.config import Bounds, Count, Layers, check_divides
 from memcalc.families.base.hybrid import LinearOrFullLayers
 from memcalc.families.base.layer_types import LayerTypesConfig
-from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
-from memcalc.families.mamba import causal_conv1d
+from memcalc.families.mamba import cached_conv1d
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,6 +129,9 @@ class Lfm2(LinearOrFullLayers):
         self.ffn = Dim("ffn", self.mlp_width())
         self.kernel = Dim("conv_kernel", config.conv_L_cache)
 
+    def states(self, i: int) -> tuple[State, ...]:
+        return (State("convolution", (self.hidden, self.kernel)),) if self.linear(i) else ()
+
     def mlp_width(self) -> int:
         return self.config.ffn
 
@@ -186,7 +189,7 @@ class Lfm2(LinearOrFullLayers):
         projected = transpose((m / "in_proj").linear(hidden_states), 1, 2)
         b, c, x = chunk_dim(projected, 1, 3)
         hidden_states = b * x
-        hidden_states = causal_conv1d(m / "conv", hidden_states, "linear")
+        hidden_states = cached_conv1d(m, m / "conv", hidden_states, "linear")
         y = c * hidden_states
         y = contiguous(transpose(y, 1, 2))
         return (m / "out_proj").linear(y)
@@ -194,6 +197,7 @@ class Lfm2(LinearOrFullLayers):
     @module
     def attention(self, m: Module, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
         query_states, key_states, value_states = self.rotated_qkv(m, hidden_states, rotary)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         return (m / "out_proj").linear(attn_output), attn_weights

@@ -183,6 +183,7 @@ class Llama4Text(SparseLayers):
             query_states = cast(query_states * attn_scales, query_states.dtype)
         query_states = transpose(query_states, 1, 2)
         key_states = transpose(key_states, 1, 2)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, batch, seq, merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import ONE_DIM, Dim, plus
 from memcalc.core.dtypes import fp32
-from memcalc.core.ops.axes import chunk_dim, narrow, select, squeeze
+from memcalc.core.ops.axes import cat_dim, chunk_dim, narrow, select, squeeze
 from memcalc.core.ops.convolution import depthwise_conv1d
 from memcalc.core.ops.elementwise import cast
 from memcalc.core.ops.exponential import exp, softplus
-from memcalc.core.ops.matmul import bmm, weight_times
+from memcalc.core.ops.matmul import bmm, matmul, weight_times
 from memcalc.core.ops.scan import Block, Product, earlier_steps, stack_steps
 from memcalc.core.ops.shape import split, transpose, unsqueeze
 from memcalc.core.tensor import Tensor, new_tensor
-from memcalc.families.base.blocks import act, apply_mask_to_padding_states, causal_lm_loss, rms_norm
+from memcalc.families.base.blocks import act, apply_mask_to_padding_states, own_head_loss, rms_norm
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
-from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
@@ -58,6 +58,10 @@ class MambaConfig(FamilyConfig):
         return self.intermediate_size or self.expand * self.hidden_size
 
 
+RECURRENT: Final = "recurrent state"
+"""The name of the state of a recurrence."""
+
+
 class SelectiveMixer:
     """A module like MambaMixer, made from its sizes. It takes the place of attention in this family and in hybrids."""
 
@@ -82,6 +86,13 @@ class SelectiveMixer:
         yield from linear_weights(f"{path}.dt_proj", self.rank, inner, "mixer", bias=True)
         yield from linear_weights(f"{path}.out_proj", inner, self.hidden, "mixer", bias=self.bias)
 
+    def states(self) -> tuple[State, ...]:
+        """Return what the mixer keeps from token to token."""
+        return (
+            State("convolution", (self.inner, self.kernel)),
+            State(RECURRENT, (self.inner, self.state), fp32),
+        )
+
     used_by_itself: ClassVar[tuple[str, ...]] = (
         "conv1d.weight", "conv1d.bias", "dt_proj.weight", "dt_proj.bias", "x_proj.weight", "out_proj.weight",
         "out_proj.bias",
@@ -97,16 +108,31 @@ class SelectiveMixer:
         hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         projected_states = transpose((m / "in_proj").linear(hidden_states), 1, 2)
         a = -exp(cast(m.weight("A_log"), fp32))
-        self.offer_to_the_fused_kernel(m)
+        cache = m.run.cache
+        if cache is None:
+            self.offer_to_the_fused_kernel(m)
         hidden_states_b_c, gate = chunk_dim(projected_states, 1, 2)
-        hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
+        hidden_states_b_c = cached_conv1d(m, m / "conv1d", hidden_states_b_c, self.activation)
         hidden_states_b_c = apply_mask_to_padding_states(transpose(hidden_states_b_c, 1, 2), mask)
         time_step, b, c = split((m / "x_proj").linear(hidden_states_b_c), self.rank, self.state, self.state)
         time_step, b, c = self.normalise(m, time_step, b, c)
         time_step = weight_times((m / "dt_proj").weight(), transpose(time_step, 1, 2), "time step")
         time_proj_bias = cast((m / "dt_proj").weight("bias"), fp32)
         d = m.weight("D")
-        scan_output = selective_scan(transpose(hidden_states_b_c, 1, 2), time_step, a, b, c, d, gate, time_proj_bias)
+        state = None if cache is None else cache.state(m, RECURRENT)
+        _scan_result: object = None
+        if state is not None:
+            x, dt, z = (select(one, 2) for one in (transpose(hidden_states_b_c, 1, 2), time_step, gate))
+            scan_output = selective_state_update(state, x, dt, a, select(b, 1), select(c, 1), d, z, time_proj_bias)
+            scan_output = unsqueeze(scan_output, 2)
+        else:
+            arguments = (transpose(hidden_states_b_c, 1, 2), time_step, a, b, c, d, gate, time_proj_bias)
+            if cache is None:
+                _scan_result = scan_output = selective_scan(*arguments)[0]
+            else:
+                _scan_result = scan_output, final_state = selective_scan(*arguments)
+                cache.update_state(m, RECURRENT, final_state)
+            del arguments
         return (m / "out_proj").linear(cast(transpose(scan_output, 1, 2), m.run.dtype))
 
     def offer_to_the_fused_kernel(self, m: Module) -> None:
@@ -150,6 +176,9 @@ class Mamba(Program):
             "conv_bias": config.use_conv_bias, "activation": config.hidden_act,
         }  # fmt: skip
 
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.mixer.states()
+
     def branch(self, batch: int, seq: int) -> Hashable:
         return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out
 
@@ -176,8 +205,7 @@ class Mamba(Program):
         run.memory.scope = "lm_head"
         tied = self.config.tie_word_embeddings
         head = root / ("backbone.embeddings" if tied else "lm_head")
-        logits = cast(head.linear(cast(hidden_states, run.dtype)), fp32)
-        return causal_lm_loss(run, logits, ids)
+        return own_head_loss(head, lambda x: cast(head.linear(cast(x, run.dtype)), fp32), hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -220,21 +248,74 @@ def causal_conv1d(m: Module, hidden_states: Tensor, activation: str) -> Tensor:
         return cast(out, dtype)
 
 
+def cached_conv1d(m: Module, conv: Module, hidden_states: Tensor, activation: str) -> Tensor:
+    """Return the output of a mixer's causal convolution, (batch, channels, seq). With a cache the mixer `m` keeps its last
+    inputs, and a single token goes through causal_conv1d_update."""
+    cache = m.run.cache
+    if cache is None:
+        return causal_conv1d(conv, hidden_states, activation)
+    conv_state = cache.state(m, "convolution")
+    if conv_state is not None:
+        return causal_conv1d_update(conv, hidden_states, conv_state, activation)
+    seq = hidden_states.shape[2]
+    hidden_states = cache.update_conv_state(m, hidden_states, conv.weight().shape[2])
+    hidden_states = causal_conv1d(conv, hidden_states, activation)
+    return narrow(hidden_states, 2, seq)
+
+
+def causal_conv1d_update(m: Module, hidden_states: Tensor, conv_state: Tensor, activation: str) -> Tensor:
+    """Return the output of causal_conv1d_update for one token, (batch, channels, 1). The state is changed in place."""
+    with m:
+        weight = unsqueeze(squeeze(m.weight(), 1), 1)
+        dtype, inputs = hidden_states.dtype, plus(conv_state.shape[2], 1)
+        hidden_states_new = cast(cat_dim((conv_state, hidden_states), 2, inputs), weight.dtype)
+        out = narrow(depthwise_conv1d(hidden_states_new, weight, m.optional("bias"), 0), 2, hidden_states.shape[2])
+        out = act(out, activation)
+        return cast(out, dtype)
+
+
+def selective_state_update(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    z: Tensor,
+    dt_bias: Tensor,
+) -> Tensor:
+    """Return the output of mamba_selective_state_update for one token, (batch, channels). hidden_states, dt and z are (batch,
+    channels), a is (channels, state), b and c are (batch, state)."""
+    _arguments = (hidden_states, dt, b, c, z)
+    dt = dt + cast(dt_bias, dt.dtype)
+    dt = softplus(dt)
+    d_a = exp(unsqueeze(cast(dt, fp32), 2) * a)
+    d_b = unsqueeze(cast(dt, fp32), 2) * unsqueeze(cast(b, fp32), 1)
+    d_b_x = d_b * unsqueeze(cast(hidden_states, fp32), 2)
+    ssm_state = state * d_a + d_b_x
+    out = squeeze(matmul(cast(ssm_state, c.dtype), unsqueeze(c, 2), "scan output"), 2)
+    out = out + hidden_states * d
+    out = out * act(z, "silu")
+    return cast(out, hidden_states.dtype)
+
+
 def selective_scan(
     hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Tensor, delta_bias: Tensor
-) -> Tensor:
-    """Return the output of mamba_selective_scan. hidden_states, dt and z are (batch, channels, seq), a is (channels, state), b
-    and c are (batch, seq, state). The caller's frame keeps all of them."""
+) -> tuple[Tensor, Tensor]:
+    """Return the output of mamba_selective_scan, and its last state. hidden_states, dt and z are (batch, channels, seq), a is
+    (channels, state), b and c are (batch, seq, state). The caller's frame keeps all of them."""
     d = cast(d, fp32)
     dt = dt + unsqueeze(cast(delta_bias, dt.dtype), 1)
     dt = softplus(dt)
     discrete_a = exp(unsqueeze(unsqueeze(a, 0), 2) * unsqueeze(dt, 3))
     discrete_b = unsqueeze(dt, 3) * cast(unsqueeze(b, 1), fp32)
     delta_b_u = discrete_b * cast(unsqueeze(hidden_states, 3), fp32)
-    scan_outputs, _ssm_state = scan(discrete_a, delta_b_u, c, hidden_states)
+    scan_outputs, ssm_state = scan(discrete_a, delta_b_u, c, hidden_states)
     scan_output = stack_steps(scan_outputs, 2, hidden_states.shape[2])
     scan_output = scan_output + hidden_states * unsqueeze(unsqueeze(d, 0), 2)
-    return scan_output * act(z, "silu")
+    scan_output = scan_output * act(z, "silu")
+    return scan_output, ssm_state
 
 
 def scan(discrete_a: Tensor, delta_b_u: Tensor, c: Tensor, hidden_states: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -15,6 +15,7 @@ from memcalc.core.ops.contraction import einsum
 from memcalc.core.ops.cumulative import cumsum
 from memcalc.core.ops.elementwise import cast, like, mean, power, rsqrt, sub
 from memcalc.core.ops.exponential import exp, softplus
+from memcalc.core.ops.matmul import bmm
 from memcalc.core.ops.routing import masked_fill
 from memcalc.core.ops.selection import clamp
 from memcalc.core.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
@@ -22,10 +23,10 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, apply_mask_to_padding_states
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Several
 from memcalc.families.base.masks import recurrent_mask
-from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
-from memcalc.families.mamba import Mamba, causal_conv1d
+from memcalc.families.mamba import RECURRENT, Mamba, cached_conv1d
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,6 +105,13 @@ class StateSpace:
     def norm_weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.norm.weight", (self.inner,), "norm")
 
+    def states(self) -> tuple[State, ...]:
+        """Return what the mixer keeps from token to token."""
+        return (
+            State("convolution", (self.conv_dim, self.kernel)),
+            State(RECURRENT, (self.heads, self.head_dim, self.state), fp32),
+        )
+
     @module
     def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         batch, seq, _ = hidden_states.shape
@@ -112,22 +120,56 @@ class StateSpace:
         a = -exp(cast(m.weight("A_log"), fp32))
         gate, hidden_states_b_c, dt = split(projected_states, self.inner, self.conv_dim, self.heads)
         hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
-        hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
+        cache = m.run.cache
+        state = None if cache is None else cache.state(m, RECURRENT)
+        hidden_states_b_c = cached_conv1d(m, m / "conv1d", hidden_states_b_c, self.activation)
         hidden_states_b_c = apply_mask_to_padding_states(transpose(hidden_states_b_c, 1, 2), mask)
         hidden_states, b, c = split(hidden_states_b_c, self.inner, self.group_states, self.group_states)
-        scan_result = chunk_scan(
-            view(hidden_states, batch, seq, self.heads, self.head_dim),
-            dt,
-            a,
-            view(b, batch, seq, self.groups, self.state),
-            view(c, batch, seq, self.groups, self.state),
-            self.chunk,
-            m.weight("D"),
-            m.weight("dt_bias"),
-        )
-        scan_output = reshape(scan_result, batch, seq, self.inner)
+        _scan_result: object = None
+        if state is not None:
+            scan_output = self.step(m, state, hidden_states, dt, a, b, c, gate)
+        else:
+            arguments = (
+                view(hidden_states, batch, seq, self.heads, self.head_dim),
+                dt,
+                a,
+                view(b, batch, seq, self.groups, self.state),
+                view(c, batch, seq, self.groups, self.state),
+                self.chunk,
+                m.weight("D"),
+                m.weight("dt_bias"),
+            )
+            if cache is None:
+                _scan_result = scan_output = chunk_scan(*arguments)[0]
+            else:
+                _scan_result = scan_output, final_state = chunk_scan(*arguments)
+                cache.update_state(m, RECURRENT, final_state)
+            del arguments
+            scan_output = reshape(scan_output, batch, seq, self.inner)
         scan_output = self.norm(m / "norm", scan_output, gate)
         return (m / "out_proj").linear(cast(scan_output, m.run.dtype))
+
+    def step(
+        self, m: Module, state: Tensor, hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, gate: Tensor
+    ) -> Tensor:
+        """Return the output of the recurrent form for one token, (batch, 1, inner)."""
+        batch = hidden_states.shape[0]
+        scan_output = selective_state_update(
+            state,
+            view(hidden_states, batch, self.heads, self.head_dim),
+            expand(transpose(dt, 1, 2), batch, self.heads, self.head_dim),
+            expand(unsqueeze(unsqueeze(a, 1), 2), self.heads, self.head_dim, self.state),
+            view(b, batch, self.groups, self.state),
+            view(c, batch, self.groups, self.state),
+            expand(unsqueeze(m.weight("D"), 1), self.heads, self.head_dim),
+            expand(unsqueeze(m.weight("dt_bias"), 1), self.heads, self.head_dim),
+            self.gate_of_step(gate),
+        )
+        return view(scan_output, batch, ONE_DIM, self.inner)
+
+    def gate_of_step(self, gate: Tensor) -> Tensor | None:
+        """Return the gate that the step applies itself; None if the norm behind it does."""
+        return None
 
     def project(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input of the projection, and its output."""
@@ -165,11 +207,52 @@ class Mamba2(Mamba):
         return recurrent_mask(run)
 
 
+def selective_state_update(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    z: Tensor | None,
+) -> Tensor:
+    """Return the output of mamba2_selective_state_update for one token, (batch, heads, head_dim). hidden_states, dt and z are
+    (batch, heads, head_dim), a is (heads, head_dim, state), b and c are (batch, groups, state), d and dt_bias (heads,
+    head_dim). The caller's frame keeps the arguments."""
+    _arguments = (dt, b, c)
+    batch, heads, head_dim = hidden_states.shape
+    dt = dt + cast(dt_bias, dt.dtype)
+    dt = softplus(dt)
+    dt = unsqueeze(dt, 3)
+    d_a = exp(cast(dt, fp32) * cast(a, fp32))
+    b = reshape(of_each_head(b, heads), batch, heads, ONE_DIM, b.shape[2])
+    d_b = dt * b
+    d_b_x = d_b * unsqueeze(hidden_states, 3)
+    ssm_states = state * d_a + d_b_x
+    c = reshape(of_each_head(c, heads), batch, heads, c.shape[2])
+    ssm_states = cast(ssm_states, c.dtype)
+    flat = merge(batch, heads)
+    out = bmm(view(ssm_states, flat, head_dim, c.shape[2]), view(c, flat, c.shape[2], ONE_DIM), "scan output")
+    out = view(out, batch, heads, head_dim)
+    out = cast(out + hidden_states * d, out.dtype)
+    if z is not None:
+        out = out * act(z, "silu")
+    return cast(out, hidden_states.dtype)
+
+
+def of_each_head(x: Tensor, heads: Dim) -> Tensor:
+    """Return (batch, groups, state) repeated for the heads of each group, (batch, groups, heads/groups, state), contiguous."""
+    batch, groups, width = x.shape
+    return contiguous(expand(unsqueeze(x, 2), batch, groups, Dim("heads/groups", heads.size // groups.size), width))
+
+
 def chunk_scan(
     hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: Dim, d: Tensor, dt_bias: Tensor
-) -> Tensor:
-    """Return the output of mamba2_chunk_scan. hidden_states is (batch, seq, heads, head_dim), dt (batch, seq, heads), a
-    (heads), b and c (batch, seq, groups, state). The caller's frame keeps the arguments."""
+) -> tuple[Tensor, Tensor]:
+    """Return the output of mamba2_chunk_scan, and the last state. hidden_states is (batch, seq, heads, head_dim), dt (batch,
+    seq, heads), a (heads), b and c (batch, seq, groups, state). The caller's frame keeps the arguments."""
     _arguments = (hidden_states, b, c)
     batch, seq, heads, head_dim = hidden_states.shape
     chunks = Dim("chunks", -(-seq.size // chunk.size))
@@ -204,7 +287,7 @@ def chunk_scan(
     states = cat_dim((previous_states, states), 1, one_more)
     decay_chunk = transpose(exp(segment_sum(pad_dim(select(a_cumsum, 3), 2, one_more))), 1, 3)
     new_states = einsum("bzch,bzhpn->bchpn", decay_chunk, states)
-    states, _final_state = narrow(new_states, 1, chunks), select(new_states, 1)
+    states, final_state = narrow(new_states, 1, chunks), select(new_states, 1)
 
     # 4. from states to outputs
     state_decay_out = exp(a_cumsum)
@@ -215,7 +298,7 @@ def chunk_scan(
     output = output + d_residual
     if padded.size > seq.size:
         output = narrow(output, 1, seq)
-    return output
+    return output, final_state
 
 
 def into_chunks(x: Tensor, chunks: Dim, chunk: Dim) -> Tensor:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.core.dims import ONE_DIM, Dim, merge, plus
 from memcalc.core.ops.axes import cat_dim, narrow, split_dim
 from memcalc.core.ops.elementwise import like, sigmoid
+from memcalc.core.ops.exponential import exp
 from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.shape import first, reshape, transpose
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, apply_mask_to_padding_states, rms_norm
 from memcalc.families.base.config import Count
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mixtral import Mixtral, MixtralConfig
@@ -72,22 +73,30 @@ class LightningAttention:
         key_states = transpose(key_states, 1, 2)
         value_states = transpose(value_states, 1, 2)
 
-        state = (batch, self.heads, self.head_dim, self.head_dim)
-        attn_weights_inter = new_tensor(m.run.memory, state, value_states.dtype, "initial state")
         outputs: list[Tensor] = []
-        for start in range(0, seq.size, self.block.size):
-            size = self._block_at(start, seq)
-            q, k, v = (narrow(x, 2, size) for x in (query_states, key_states, value_states))
-            query_decay = first(m.buffer("query_decay"), self.heads, size, ONE_DIM)
-            key_decay = first(m.buffer("key_decay"), self.heads, size, ONE_DIM)
-            diagonal_decay = first(m.buffer("diagonal_decay"), ONE_DIM, self.heads, size, size)
-            block_decay = like(-m.buffer("slope_rate") * 1.0, "decay of a block")
-            attn_weights_intra = matmul(q, transpose(k, 2, 3), "attention within a block")
-            attn_output_intra = matmul(attn_weights_intra * diagonal_decay, v, "output within a block")
-            attn_output_inter = matmul(q * query_decay, attn_weights_inter, "output from the state")
-            outputs.append(attn_output_inter + attn_output_intra)
-            next_attn_weights_inter = matmul(transpose(k * key_decay, 2, 3), v, "update of the state")
-            attn_weights_inter = attn_weights_inter * block_decay + next_attn_weights_inter
+        cache = m.run.cache
+        attn_weights_inter = None if cache is None else cache.state(m, "recurrent state")
+        if attn_weights_inter is not None:
+            ratio = exp(-m.buffer("slope_rate"))
+            current_attn_weights_inter = matmul(transpose(key_states, 2, 3), value_states, "update of the state")
+            attn_weights_inter = ratio * attn_weights_inter + current_attn_weights_inter
+            outputs.append(matmul(query_states, attn_weights_inter, "output from the state"))
+        else:
+            state = (batch, self.heads, self.head_dim, self.head_dim)
+            attn_weights_inter = new_tensor(m.run.memory, state, value_states.dtype, "initial state")
+            for start in range(0, seq.size, self.block.size):
+                size = self._block_at(start, seq)
+                q, k, v = (narrow(x, 2, size) for x in (query_states, key_states, value_states))
+                query_decay = first(m.buffer("query_decay"), self.heads, size, ONE_DIM)
+                key_decay = first(m.buffer("key_decay"), self.heads, size, ONE_DIM)
+                diagonal_decay = first(m.buffer("diagonal_decay"), ONE_DIM, self.heads, size, size)
+                block_decay = like(-m.buffer("slope_rate") * 1.0, "decay of a block")
+                attn_weights_intra = matmul(q, transpose(k, 2, 3), "attention within a block")
+                attn_output_intra = matmul(attn_weights_intra * diagonal_decay, v, "output within a block")
+                attn_output_inter = matmul(q * query_decay, attn_weights_inter, "output from the state")
+                outputs.append(attn_output_inter + attn_output_intra)
+                next_attn_weights_inter = matmul(transpose(k * key_decay, 2, 3), v, "update of the state")
+                attn_weights_inter = attn_weights_inter * block_decay + next_attn_weights_inter
         current_attn_output = outputs[-1]
         attn_output = cat_dim(outputs, 2, seq)
         outputs.clear()
@@ -95,6 +104,8 @@ class LightningAttention:
         attn_output = rms_norm(m / "norm", attn_output)
         attn_output = sigmoid((m / "output_gate").linear(hidden_states)) * attn_output
         attn_output = (m / "out_proj").linear(attn_output)
+        if cache is not None:
+            cache.keep_state(m, "recurrent state", attn_weights_inter)
         del current_attn_output
         return attn_output, attn_weights_inter
 
@@ -109,12 +120,18 @@ class MiniMax(LinearOrFullLayers, Mixtral):
     """The program of MiniMaxForCausalLM."""
 
     Config = MiniMaxConfig
+    cache_knows_layers = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.lightning = LightningAttention(
             self.hidden, self.heads, self.head_dim, config.block_size, config.hidden_act
         )
+
+    def states(self, i: int) -> tuple[State, ...]:
+        lightning = self.lightning
+        state = State("recurrent state", (lightning.heads, lightning.head_dim, lightning.head_dim))
+        return (state,) if self.linear(i) else ()
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         if self.linear(i):

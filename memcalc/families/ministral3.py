@@ -76,6 +76,7 @@ class Ministral3(Mistral):
         assert positions is not None
         query_states, key_states, value_states = self.rotated_qkv(m, hidden_states, rotary)
         query_states = query_states * cast(_attention_scale(positions), query_states.dtype)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)

@@ -92,6 +92,7 @@ class ModernBertConfig(RotaryByKindConfig):
 class ModernBert(RotaryByKind):
     """The program of ModernBertForMaskedLM."""
 
+    cacheless = "fills in tokens and does not generate"
     Config = ModernBertConfig
 
     def variant(self, i: int) -> Hashable:

@@ -138,6 +138,7 @@ class Mpt(GPT2):
         query_states = transpose(reshape(query_states, batch, seq, self.heads, self.head_dim), 1, 2)
         key_states = transpose(reshape(key_states, batch, seq, self.heads, self.head_dim), 1, 2)
         value_states = transpose(reshape(value_states, batch, seq, self.heads, self.head_dim), 1, 2)
+        key_states, value_states = m.cached(key_states, value_states)
         attention_scores = scale(matmul(query_states, transpose(key_states, 2, 3), "attention scores"), "mul")
         position_bias = first(alibi, self.heads, ONE_DIM, seq)  # the last ones, which is the same to bytes
         attention_scores = attention_scores + position_bias

@@ -19,7 +19,7 @@ from memcalc.families.base.config import Activation, Count, Probability, Several
 from memcalc.families.base.experts import REFUSED, PlainExperts, check_experts, check_groups, grouped_router
 from memcalc.families.base.layer_types import LEGACY_LAYER_TYPES
 from memcalc.families.base.masks import recurrent_mask
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
@@ -171,6 +171,9 @@ class NemotronH(RouterOutputs):
 
     def variant(self, i: int) -> Hashable:
         return self.blocks[i]
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.mixer.states() if self.blocks[i] == "linear_attention" else ()
 
     # --- weights and buffers
 

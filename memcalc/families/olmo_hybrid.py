@@ -16,13 +16,13 @@ from memcalc.core.ops.exponential import exp, softplus
 from memcalc.core.ops.shape import cat, reshape, split, transpose, view
 from memcalc.families.base.blocks import QKV, apply_mask_to_padding_states
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, check_divides
-from memcalc.families.base.delta import GatedDeltaNet, chunk_gated_delta_rule
+from memcalc.families.base.delta import GatedDeltaNet, gated_delta_rule
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.plans import OLMO2
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
-from memcalc.families.mamba import causal_conv1d
+from memcalc.families.mamba import cached_conv1d
 from memcalc.families.olmo2 import Olmo2
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class OlmoDeltaNet(GatedDeltaNet):
         projected = [(m / name).linear(hidden_states) for name in ("q_proj", "k_proj", "v_proj")]
         mixed_qkv = transpose(cat(projected, self.conv_dim), 1, 2)
         del projected
-        mixed_qkv = causal_conv1d(m / "conv1d", mixed_qkv, self.activation)
+        mixed_qkv = cached_conv1d(m, m / "conv1d", mixed_qkv, self.activation)
         q, k, v = split(transpose(mixed_qkv, 1, 2), self.keys, self.keys, self.values)
         q = view(q, batch, seq, self.key_heads, self.key_dim)
         k = view(k, batch, seq, self.key_heads, self.key_dim)
@@ -144,7 +144,7 @@ class OlmoDeltaNet(GatedDeltaNet):
         a_log = -exp(cast(m.weight("A_log"), fp32))
         g = a_log * softplus(cast((m / "a_proj").linear(hidden_states), fp32) + m.weight("dt_bias"))
         del a_log
-        output = chunk_gated_delta_rule(q, k, v, g, beta)
+        output, _state = gated_delta_rule(m, q, k, v, g, beta)
         gate = (m / "g_proj").linear(hidden_states)
         output = reshape(output, merge(batch, seq, self.value_heads), self.value_dim)
         gate = reshape(gate, merge(batch, seq, self.value_heads), self.value_dim)
@@ -175,6 +175,9 @@ class OlmoHybrid(LinearOrFullLayers, Olmo2):
         yield from self.norm_weights("input_layernorm")
         yield from self.norm_weights("post_attention_layernorm")
         yield from self.delta.weights("linear_attn")
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.delta.states() if self.linear(i) else ()
 
     def frequencies(self) -> Iterator[Buffer]:
         if self.rotates:

@@ -52,6 +52,7 @@ class OpenAIGPTConfig(FamilyConfig):
 class OpenAIGPT(GPT2):
     """The program of OpenAIGPTLMHeadModel."""
 
+    cacheless = "generates without a cache in transformers"
     Config = OpenAIGPTConfig
     embedding = "transformer.tokens_embed"
     attention_kinds = ("eager",)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.axes import narrow
 from memcalc.core.ops.elementwise import cast, dropout, like, scale
 from memcalc.core.ops.shape import contiguous, reshape, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended, act, attention, lm_head_loss
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.masks import causal_mask, keys_of
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
@@ -122,9 +123,11 @@ class OPT(Program):
         inputs_embeds = (m / "embed_tokens").embedding(ids)
         position_attention_mask = run.attention_mask
         if position_attention_mask is None:
-            position_attention_mask = new_tensor(run.memory, (run.batch, run.seq), fp32, "positions that count")
+            position_attention_mask = new_tensor(run.memory, (run.batch, keys_of(run)), fp32, "positions that count")
         positions = like(position_attention_mask, "cumulated positions")
         positions = cast(scale(positions * position_attention_mask, "sub"), int64)
+        if run.cache is not None:
+            positions = narrow(positions, 1, run.seq)
         mask = causal_mask(run)
         pos_embeds = (m / "embed_positions").embedding(scale(positions, "add"))
         run.memory.scope = m.path
@@ -176,6 +179,7 @@ class OPT(Program):
         value_states = (m / "v_proj").linear(hidden_states)
         key_states = transpose(view(key_states, batch, seq, self.heads, self.head_dim), 1, 2)
         value_states = transpose(view(value_states, batch, seq, self.heads, self.head_dim), 1, 2)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = attention(
             m.run, query_states, key_states, value_states, mask, p=self.config.attention_dropout
         )

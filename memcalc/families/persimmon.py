@@ -94,7 +94,7 @@ class Persimmon(Phi):
         hidden_states = dropout(hidden_states, self.config.hidden_dropout)
         return hidden_states + residual
 
-    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         batch, seq, _ = hidden_states.shape
         fused_qkv = (m / "query_key_value").linear(hidden_states)
         fused_qkv = view(fused_qkv, batch, seq, self.heads, Dim("3", 3), self.head_dim)
@@ -102,7 +102,7 @@ class Persimmon(Phi):
         if self.config.qk_layernorm:
             q = (m / "q_layernorm").layer_norm(q)
             k = (m / "k_layernorm").layer_norm(k)
-        return transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)
+        return transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2), fused_qkv
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:

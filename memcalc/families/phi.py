@@ -133,7 +133,7 @@ class Phi(Llama):
     def attention(
         self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None
     ) -> Attended:
-        query_states, key_states, value_states = self.qkv(m, hidden_states)
+        query_states, key_states, value_states, *_fused = self.qkv(m, hidden_states)
         cos, sin = rotary
         rest = Dim("head_dim-rotary_dim", self.head_dim.size - self.rotary_dim.size)
         query_rot, query_pass = part(query_states, self.rotary_dim), part(query_states, rest)
@@ -141,13 +141,17 @@ class Phi(Llama):
         query_rot, key_rot = apply_rotary_pos_emb(query_rot, key_rot, cos, sin)
         query_states = cat((query_rot, query_pass), self.head_dim)
         key_states = cat((key_rot, key_pass), self.head_dim)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         width = merge(self.heads, self.head_dim)
         attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], width))
         attn_output = (m / self.output).linear(attn_output)
         return attn_output, attn_weights
 
-    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, m: Module, hidden_states: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, *tuple[Tensor, ...]]:
+        """Return q, k and v, and what the attention's frame holds besides."""
         q, k, v = super().qkv(m, hidden_states)
         if self.config.qk_layernorm:
             q = self.norm_heads(m / "q_layernorm", q)

@@ -90,6 +90,10 @@ class Qwen3Moe(SparseLayers, Qwen3):
         expert_ffn = Dim("expert_ffn", config.moe_intermediate_size)
         self.experts = Experts(experts, per_token, self.hidden, expert_ffn, config.hidden_act)
 
+    def cache_windows(self) -> dict[int, int]:
+        window: int | None = self.config.window
+        return {} if window is None else dict.fromkeys(range(self.layers), window)
+
     def masks(self, run: Run) -> dict[str, Tensor | None]:
         return {"full_attention": causal_mask(run, self.config.window)}
 

@@ -17,7 +17,7 @@ from memcalc.families.base.config import Activation, Count, CountOrNone, Layers,
 from memcalc.families.base.delta import GatedDeltaNet
 from memcalc.families.base.experts import REFUSED, check_experts
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
-from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.base.plans import GATED_MLP, QWEN3_HYBRID
 from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.router_outputs import RouterOutputsConfig
@@ -113,6 +113,9 @@ class DeltaLayers(LinearOrFullLayers):
             elif weight.name == "self_attn.q_proj.weight":
                 yield from self.delta.weights("linear_attn")
 
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.delta.states() if self.linear(i) else ()
+
     def attention_weights(self) -> Iterator[Weight]:
         q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
         bias = self.config.attention_bias
@@ -151,6 +154,7 @@ class DeltaLayers(LinearOrFullLayers):
         key_states, value_states = self.normed_kv(m, hidden_states)
         cos, sin = rotary
         query_states, key_states = apply_partial_rotary_pos_emb(query_states, key_states, cos, sin)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = contiguous(reshape(attn_output, batch, seq, width))
         attn_output = attn_output * sigmoid(gate)

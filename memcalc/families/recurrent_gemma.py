@@ -25,7 +25,7 @@ from memcalc.core.tensor import Autocast, Tensor, new_tensor
 from memcalc.families.base.blocks import Attended, act, position_ids, rotary_buffers, rotary_embedding
 from memcalc.families.base.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
-from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.module import Buffer, Module, Run, State, Weight, module
 from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gemma import gemma_rms_norm
@@ -109,6 +109,7 @@ class RecurrentGemmaConfig(RotaryConfig):
 class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
+    decodes = False
     Config = RecurrentGemmaConfig
     final_norm = "final_norm"
 
@@ -153,6 +154,22 @@ class RecurrentGemma(Llama):
         with Autocast(run.memory, autocast and autocast.dtype):
             inputs_normalized = self.norm(m / "temporal_pre_norm", raw_activations)
             self.recurrent_block(m / "temporal_block", inputs_normalized, position_ids(run))
+
+    def cache_windows(self) -> dict[int, int]:
+        window = self.config.attention_window_size
+        return {i: window for i in range(self.layers) if self.blocks[i] != "recurrent"}
+
+    def states(self, i: int) -> tuple[State, ...]:
+        """Return what modules of the layer keep. The convolution's is a view of all inputs but the first."""
+        if self.blocks[i] != "recurrent":
+            return ()
+        return State("convolution", (self.lru, self.kernel)), State("recurrent state", (self.lru,), fp32)
+
+    def states_of_prompt(self, i: int) -> tuple[State, ...]:
+        return tuple(
+            state._replace(shape=(self.lru, plus(self.kernel, -1))) if state.name == "convolution" else state
+            for state in self.states(i)
+        )
 
     def state_name(self, i: int) -> str:
         return f"model.layers.{i}.temporal_block.rg_lru.recurrent_states"
@@ -242,6 +259,7 @@ class RecurrentGemma(Llama):
             dtype = value_states.dtype
             cos, sin = rotary_embedding(m / "rotary_emb", positions, self.rotary_dim, self.rope_type, dtype=dtype)
         query_states, key_states = apply_partial_rotary_pos_emb(query_states, key_states, cos, sin)
+        key_states, value_states = m.cached(key_states, value_states)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)

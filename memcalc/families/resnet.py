@@ -114,6 +114,7 @@ class Block:
 class ResNet(Program):
     """The program of ResNetForImageClassification."""
 
+    cacheless = "does not generate"
     Config: type[FamilyConfig] = ResNetConfig
     attention_kinds = ("eager",)
     recomputes = False

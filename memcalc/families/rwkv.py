@@ -21,7 +21,7 @@ from memcalc.core.ops.selection import larger
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, lm_head_loss
 from memcalc.families.base.config import Count, FamilyConfig, Layers
-from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
@@ -55,6 +55,7 @@ class RwkvConfig(FamilyConfig):
 class Rwkv(Program):
     """The program of RwkvForCausalLM."""
 
+    decodes = False
     Config: type[FamilyConfig] = RwkvConfig
     attention_kinds = ("eager",)
     embedding = "rwkv.embeddings"
@@ -67,6 +68,10 @@ class Rwkv(Program):
         self.vocab = Dim("vocab", config.vocab_size)
         self.hidden = Dim("hidden", config.hidden_size)
         self.inner = Dim("inner", config.attention_hidden_size or config.hidden_size)
+        if self.inner.size != self.hidden.size:
+            self.cacheless = (
+                "with another attention_hidden_size than hidden_size fails in transformers when it keeps a state"
+            )
         self.ffn = Dim("ffn", config.intermediate_size or 4 * config.hidden_size)
 
     def variant(self, i: int) -> Hashable:
@@ -74,6 +79,13 @@ class Rwkv(Program):
 
     def branch(self, batch: int, seq: int) -> Hashable:
         return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out
+
+    def states(self, i: int) -> tuple[State, ...]:
+        """Return what the layer keeps: the last inputs of both blocks, and the three numbers of each channel's average."""
+        averages = (
+            State(f"{name} of the average", (self.hidden,), fp32) for name in ("numerator", "denominator", "maximum")
+        )
+        return State("feed-forward input", (self.hidden,)), State("attention input", (self.hidden,)), *averages
 
     # --- weights
 

@@ -16,7 +16,7 @@ from memcalc.core.ops.selection import clamp_to, where_else
 from memcalc.core.ops.shape import contiguous, reshape, transpose, unsqueeze, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act
-from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, decoder_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import stacked
@@ -54,6 +54,10 @@ class T5(EncoderDecoder):
         self.head_dim = Dim("head_dim", config.d_kv)
         self.buckets = Dim("buckets", config.relative_attention_num_buckets)
         self.max_seq_len = None
+
+    @property
+    def decoder_cache(self) -> Decoder:
+        return Decoder(self.decoder_layers, self.heads, self.head_dim)
 
     # --- weights
 
@@ -110,6 +114,18 @@ class T5(EncoderDecoder):
         run.memory.scope = "loss"
         logits = view(lm_logits, merge(*lm_logits.shape[:-1]), lm_logits.shape[-1])
         return cross_entropy(logits, view(ids, merge(*ids.shape)))
+
+    def encode(self, run: Run, given: Tensor) -> Tensor:
+        return self.stack_of_blocks(Module(run, "encoder"), given, self.encoder_layers, None)
+
+    def decode(self, run: Run, ids: Tensor, encoded: Tensor) -> Tensor:
+        root = Module(run, "")
+        sequence_output = decoder_outputs = self.stack_of_blocks(root / "decoder", ids, self.decoder_layers, encoded)
+        run.memory.enter(run.memory.phase, None)
+        run.memory.scope = "lm_head"
+        if self.config.scales_outputs:
+            sequence_output = scale(decoder_outputs, "mul")
+        return (root / "shared").linear(sequence_output)
 
     @module
     def stack_of_blocks(self, m: Module, ids: Tensor, depth: int, encoder_hidden_states: Tensor | None) -> Tensor:
@@ -212,10 +228,15 @@ class T5(EncoderDecoder):
     ) -> Attention:
         query_states = self.split_heads(m / "q", hidden_states)
         current_states = hidden_states if key_value_states is None else key_value_states
-        key_states = self.split_heads(m / "k", current_states)
-        value_states = self.split_heads(m / "v", current_states)
+
+        def project() -> tuple[Tensor, Tensor]:
+            return self.split_heads(m / "k", current_states), self.split_heads(m / "v", current_states)
+
+        key_states, value_states = keys_and_values(m, key_value_states, project)
         if position_bias is None:
-            position_bias = self.no_bias(m.run, query_states) if key_value_states is not None else self.compute_bias(m)
+            keys = key_states.shape[2]
+            crosses = key_value_states is not None
+            position_bias = self.no_bias(m.run, query_states, keys) if crosses else self.compute_bias(m, keys)
         causal = key_value_states is None and m.path.startswith("decoder")
         attend = self.eager_attention if m.run.attention == "eager" else self.sdpa_attention
         attn_output, attn_weights = attend(query_states, key_states, value_states, mask, position_bias, causal)
@@ -266,9 +287,9 @@ class T5(EncoderDecoder):
         causal_mask = of_two(queries, keys, "causal mask", boolean)
         return unsqueeze(unsqueeze(causal_mask, 0), 0)
 
-    def no_bias(self, run: Run, query_states: Tensor) -> Tensor:
+    def no_bias(self, run: Run, query_states: Tensor, keys: Dim) -> Tensor:
         """Return the position bias of cross-attention, which is zeros. With recomputed layers it requires a gradient."""
-        shape = (ONE_DIM, self.heads, run.seq, run.seq)
+        shape = (ONE_DIM, self.heads, query_states.shape[2], keys)
         zeros = new_tensor(run.memory, shape, query_states.dtype, "no position bias")
         if run.recompute:
             zeros.node = Constant(run.memory, zeros)
@@ -286,11 +307,11 @@ class T5(EncoderDecoder):
             for name in ("no position bias", "its gradient")
         ]
 
-    def compute_bias(self, m: Module) -> Tensor:
+    def compute_bias(self, m: Module, keys: Dim) -> Tensor:
         run = m.run
         context_position = new_tensor(run.memory, (run.seq,), int64, "query positions")
         context_position = like(unsqueeze(context_position, 1), "query positions")
-        memory_position = unsqueeze(new_tensor(run.memory, (run.seq,), int64, "key positions"), 0)
+        memory_position = unsqueeze(new_tensor(run.memory, (keys,), int64, "key positions"), 0)
         relative_position = of_two(memory_position, context_position, "relative positions")
         bidirectional = m.path.startswith("encoder")
         relative_position_bucket = relative_position_buckets(relative_position, bidirectional=bidirectional)

@@ -21,7 +21,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.bart import PreNorm, sdpa_of, split_heads
 from memcalc.families.base.blocks import Attended, plain_eager_attention
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import decoder_mask
 from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
 from memcalc.families.base.program import stacked
@@ -100,6 +100,11 @@ class Whisper(PreNorm):
         """The feature extractor's mask of frames. The model takes it, but uses it only with SpecAugment."""
         return Input("attention_mask", (batch, self.frames), int64)
 
+    @property
+    def decoder_cache(self) -> Decoder:
+        """Return what the decoder's layers cache: the prompt is the task's tokens; the encoder has all places of its audio."""
+        return super().decoder_cache._replace(encoded=self.source_positions.size, prompted=True)
+
     # --- weights and buffers
 
     @property
@@ -145,12 +150,15 @@ class Whisper(PreNorm):
         run.memory.enter(run.memory.phase, None)
         decoder_outputs = self.decoder(root / "model.decoder", decoder_input_ids, encoder_outputs)
         run.memory.enter(run.memory.phase, None)
-        run.memory.scope = "proj_out"
-        tied = self.config.tie_word_embeddings
-        lm_logits = (root / ("model.decoder.embed_tokens" if tied else "proj_out")).linear(decoder_outputs)
+        lm_logits = self.logits(root, decoder_outputs)
         run.memory.scope = "loss"
         logits = view(lm_logits, merge(*lm_logits.shape[:-1]), self.vocab)
         return cross_entropy(logits, reshape(labels, merge(*labels.shape)))
+
+    def logits(self, root: Module, decoder_outputs: Tensor) -> Tensor:
+        root.run.memory.scope = "proj_out"
+        tied = self.config.tie_word_embeddings
+        return (root / ("model.decoder.embed_tokens" if tied else "proj_out")).linear(decoder_outputs)
 
     @module
     def encoder(self, m: Module, input_features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -203,8 +211,13 @@ class Whisper(PreNorm):
         head = Dim("heads", heads), Dim("head_dim", self.hidden.size // heads)
         query_states = contiguous(split_heads(scale((m / "q_proj").linear(hidden_states), "mul"), *head))
         current_states = hidden_states if key_value_states is None else key_value_states
-        key_states = contiguous(split_heads((m / "k_proj").linear(current_states), *head))
-        value_states = contiguous(split_heads((m / "v_proj").linear(current_states), *head))
+
+        def project() -> tuple[Tensor, Tensor]:
+            key_states = contiguous(split_heads((m / "k_proj").linear(current_states), *head))
+            value_states = contiguous(split_heads((m / "v_proj").linear(current_states), *head))
+            return key_states, value_states
+
+        key_states, value_states = keys_and_values(m, key_value_states, project)
         if m.run.attention == "eager":
             p = self.config.attention_dropout
             attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)

@@ -93,10 +93,9 @@ class XGLM(BioGpt):
         run.memory.scope = m.path
         _position_ids = new_tensor(run.memory, (run.seq,), int64, "position ids")
         positions = new_tensor(run.memory, (run.seq, self.hidden), run.dtype, "sines of the positions")
-        hidden_states = inputs_embeds + unsqueeze(positions, 0)
+        embedded = [inputs_embeds + unsqueeze(positions, 0)]
         del positions  # in the real code an operand without a name
-        hidden_states = dropout(hidden_states, self.p)
-        return self.decode(m, hidden_states, mask)
+        return self.decode(m, embedded, mask)
 
     @module
     def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None, *_positions: Tensor) -> Tensor:
@@ -122,15 +121,17 @@ class XGLM(BioGpt):
         value_states = (m / "v_proj").linear(hidden_states)
         key_states = self.split_heads(key_states)
         value_states = self.split_heads(value_states)
+        key_states, value_states = m.cached(key_states, value_states)
+        keys = key_states.shape[2]
         query_states = self.split_heads(query_states)
         query_states = reshape(query_states, flat, seq, self.head_dim)
-        key_states = reshape(key_states, flat, seq, self.head_dim)
-        value_states = reshape(value_states, flat, seq, self.head_dim)
+        key_states = reshape(key_states, flat, keys, self.head_dim)
+        value_states = reshape(value_states, flat, keys, self.head_dim)
         attn_weights = bmm(query_states, transpose(key_states, 1, 2), "attention scores")
         if mask is not None:
-            attn_weights = view(attn_weights, batch, self.heads, seq, seq) + mask
+            attn_weights = view(attn_weights, batch, self.heads, seq, keys) + mask
             attn_weights = maximum(attn_weights, new_tensor(m.run.memory, (), fp32, "lowest number"))
-            attn_weights = view(attn_weights, flat, seq, seq)
+            attn_weights = view(attn_weights, flat, seq, keys)
         if attn_weights.dtype is fp16:
             attn_weights = cast(softmax(attn_weights, fp32), fp16)
         else:

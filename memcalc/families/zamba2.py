@@ -18,7 +18,7 @@ from memcalc.families.base.blocks import QKV, Rotary, act, position_ids
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, Several
 from memcalc.families.base.layer_types import LEGACY_LAYER_TYPES
 from memcalc.families.base.masks import recurrent_mask
-from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.module import Buffer, Module, State, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
@@ -172,6 +172,9 @@ class Zamba2(Llama):
 
     def variant(self, i: int) -> Hashable:
         return self.hybrids.index(i) if self.blocks[i] == "hybrid" else None
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.mixer.states()
 
     def owner(self, hybrid: int) -> int:
         """Return the layer that owns the parameters of the shared block of hybrid layer `hybrid`."""

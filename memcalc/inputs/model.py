@@ -14,7 +14,7 @@ from memcalc.core.dims import numel
 from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
 from memcalc.inputs.left_out import left_out, note
-from memcalc.inputs.quantization import without_quantization
+from memcalc.inputs.quantization import FIELDS, without_quantization
 from memcalc.inputs.towers import text_tower
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Model:
 
     __slots__ = (
         "_copies", "_num_parameters", "_trainable", "_trained", "fields", "model_type", "name", "notes", "profiles",
-        "program", "task", "tuning", "weight_classes", "whole",
+        "program", "quantization", "task", "tuning", "weight_classes", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,8 @@ class Model:
         """Notes for the reader on how the model was made, one sentence each."""
         self.fields = fields
         """The config.json that the model was made from; None for a part of another model."""
+        self.quantization: Mapping[str, Any] | None = None
+        """The `quantization_config` of the configuration, for inference from the checkpoint as it is; None: it has none."""
         self.model_type = model_type
         self.program = program
         self._copies: dict[tuple[str, Any], int] = {}
@@ -229,6 +231,7 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
     """Return a model from the fields of a config.json. `notes` are those of the file that the fields are a part of."""
     from memcalc.families import FAMILIES
 
+    quantization = next((config[field] for field in FIELDS if config.get(field) is not None), None)
     try:
         config, of_weights = without_quantization(config)
     except ValueError as error:
@@ -241,7 +244,9 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
         )
     tower = None if isinstance(model_type, str) and model_type in FAMILIES else text_tower(config)
     if tower is not None and str(tower.get("model_type")) in FAMILIES:
-        return from_config(tower, f"{name} (text tower)", bundled=bundled, notes=notes)
+        of_tower = from_config(tower, f"{name} (text tower)", bundled=bundled, notes=notes)
+        of_tower.quantization = of_tower.quantization or quantization
+        return of_tower
     if not isinstance(model_type, str):
         raise InputError(
             f"--model {one_line(name)}: field `model_type` is {_shown(config, 'model_type')}; "
@@ -261,7 +266,9 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
     notes += program.notes
     sizes = {} if bundled else left_out(config, checked, learns_positions=program.positions_limit is not None)
     notes += (note(model_type, sizes),) if sizes else ()
-    return Model(one_line(name), model_type, program, dict(config), notes)
+    model = Model(one_line(name), model_type, program, dict(config), notes)
+    model.quantization = quantization
+    return model
 
 
 def _traced(name: str, model_type: str, config: Mapping[str, Any], field: str, notes: tuple[str, ...]) -> Model:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.program import Program
 
-_STAY: Final[Mapping[str, tuple[str, ...]]] = {
+STAY: Final[Mapping[str, tuple[str, ...]]] = {
     "t5": ("wo",),
     **dict.fromkeys(("gpt_oss", "llama4_text", "phimoe"), ("router",)),
 }
@@ -27,7 +27,7 @@ NOT_MODELLED: Final = frozenset({"falcon_mamba", "hunyuan_v1_moe", "jamba", "mam
 
 def quantized_places(program: Program, model_type: str) -> frozenset[Place]:
     """Return the linear layers whose weights are quantised."""
-    stay = _STAY.get(model_type, ())
+    stay = STAY.get(model_type, ())
     return frozenset(
         place
         for place, call in linear_modules(program).items()

@@ -52,6 +52,8 @@ NAMES = [
     "convolution",
     "batch-norm",
     "lstm",
+    "kv-cache",
+    "paged-attention",
 ]
 
 
@@ -138,6 +140,7 @@ PRINTED = {
     "Convolutional Networks, parameter sharing": 34_944,
     "Convolutional Networks, spatial arrangement": 55,
     "Convolutional Networks, layer patterns": 7,
+    "FlexGen, arXiv 2303.06865, section 3": 1.2 * 2**40,
 }
 """The end of a source, and a number that stands there."""
 

@@ -12,6 +12,7 @@ from memcalc.core.autograd import Node
 from memcalc.core.dims import ONE_DIM, Dim, Shape
 from memcalc.core.dtypes import DType, boolean, fp32
 from memcalc.core.ops.autocast import autocast
+from memcalc.core.ops.replaceable import replaceable
 from memcalc.core.ops.strides import elementwise_strides
 from memcalc.core.tensor import Tensor, contiguous_strides, is_dense, new_tensor, same_sizes
 
@@ -364,6 +365,7 @@ def _softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [out]
 
 
+@replaceable
 def dropout(a: Tensor, p: float) -> Tensor:
     """Compute training dropout as CUDA's native_dropout. It saves a bool mask. With p = 0 it returns `a` and costs
     nothing."""

@@ -23,6 +23,8 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "recompute",
         "batch-and-sequence",
         "lora",
+        "kv-cache",
+        "paged-attention",
         "tensor-parallel",
         "tensor-parallel-dims",
         "sequence-parallel",

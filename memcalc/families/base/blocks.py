@@ -360,6 +360,13 @@ def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states
 
 
 @replaceable
+def own_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of a model whose head no kernel joins with its loss."""
+    output = logits(hidden_states)
+    return causal_lm_loss(head.run, output, labels)
+
+
+@replaceable
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """Run ForCausalLMLoss (loss/loss_utils.py): upcast, shift by padding, cross-entropy."""
     run.memory.scope = "loss"

@@ -17,13 +17,13 @@ from memcalc.core.ops.elementwise import cast, cast_row_major, like, mean, power
 from memcalc.core.ops.exponential import exp, softplus
 from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.routing import masked_fill
-from memcalc.core.ops.shape import cat, reshape, split, transpose, unsqueeze, view
+from memcalc.core.ops.shape import cat, contiguous, reshape, split, transpose, unsqueeze, view
 from memcalc.core.ops.triangular import solve_triangular
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, apply_mask_to_padding_states
-from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.llama import linear_weights
-from memcalc.families.mamba import causal_conv1d
+from memcalc.families.mamba import RECURRENT, cached_conv1d
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,13 @@ class GatedDeltaNet:
         yield from linear_weights(f"{path}.in_proj_qkvz", self.hidden, qkvz, "mixer", bias=False)
         yield from linear_weights(f"{path}.in_proj_ba", self.hidden, ba, "mixer", bias=False)
 
+    def states(self) -> tuple[State, ...]:
+        """Return what the module keeps from token to token."""
+        return (
+            State("convolution", (self.conv_dim, self.kernel)),
+            State(RECURRENT, (self.value_heads, self.key_dim, self.value_dim), fp32),
+        )
+
     @module
     def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         hidden_states = apply_mask_to_padding_states(hidden_states, mask)
@@ -80,7 +87,7 @@ class GatedDeltaNet:
         del parts
         mixed_qkv = cat((query, key, value), self.conv_dim)
         mixed_qkv = transpose(mixed_qkv, 1, 2)
-        mixed_qkv = causal_conv1d(m / "conv1d", mixed_qkv, self.activation)
+        mixed_qkv = cached_conv1d(m, m / "conv1d", mixed_qkv, self.activation)
         mixed_qkv = transpose(mixed_qkv, 1, 2)
         query, key, value = split(mixed_qkv, self.keys, self.keys, self.values)
         query = reshape(query, batch, seq, self.key_heads, self.key_dim)
@@ -88,7 +95,7 @@ class GatedDeltaNet:
         value = reshape(value, batch, seq, self.value_heads, self.value_dim)
         beta = sigmoid(b)
         g = self.decay(m, a)
-        core_attn_out = chunk_gated_delta_rule(query, key, value, g, beta)
+        core_attn_out, _state = gated_delta_rule(m, query, key, value, g, beta)
         core_attn_out = reshape(core_attn_out, merge(batch, seq, self.value_heads), self.value_dim)
         z = reshape(z, merge(batch, seq, self.value_heads), self.value_dim)
         core_attn_out = self.norm(m / "norm", core_attn_out, z)
@@ -154,7 +161,7 @@ class ProjectedApart(GatedDeltaNet):
         z = reshape(z, batch, seq, self.value_heads, self.value_dim)
         b = (m / "in_proj_b").linear(hidden_states)
         a = (m / "in_proj_a").linear(hidden_states)
-        mixed_qkv = causal_conv1d(m / "conv1d", mixed_qkv, self.activation)
+        mixed_qkv = cached_conv1d(m, m / "conv1d", mixed_qkv, self.activation)
         mixed_qkv = transpose(mixed_qkv, 1, 2)
         query, key, value = split(mixed_qkv, self.keys, self.keys, self.values)
         query = reshape(query, batch, seq, self.key_heads, self.key_dim)
@@ -162,7 +169,7 @@ class ProjectedApart(GatedDeltaNet):
         value = reshape(value, batch, seq, self.value_heads, self.value_dim)
         beta = sigmoid(b)
         g = self.decay(m, a)
-        core_attn_out = chunk_gated_delta_rule(query, key, value, g, beta)
+        core_attn_out, _state = gated_delta_rule(m, query, key, value, g, beta)
         core_attn_out = reshape(core_attn_out, merge(batch, seq, self.value_heads), self.value_dim)
         z = reshape(z, merge(batch, seq, self.value_heads), self.value_dim)
         core_attn_out = self.norm(m / "norm", core_attn_out, z)
@@ -176,7 +183,63 @@ def l2norm(x: Tensor) -> Tensor:
     return x * inv_norm
 
 
-def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+def gated_delta_rule(
+    m: Module, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output of the rule and, with a cache, its last state. A single token behind others takes the recurrent
+    form."""
+    cache = m.run.cache
+    if cache is None:
+        return chunk_gated_delta_rule(query, key, value, g, beta, output_final_state=False)
+    state = cache.state(m, RECURRENT)
+    if state is not None:
+        core_attn_out, last_recurrent_state = recurrent_gated_delta_rule(query, key, value, g, beta, state)
+    else:
+        core_attn_out, last_recurrent_state = chunk_gated_delta_rule(
+            query, key, value, g, beta, output_final_state=True
+        )
+    assert last_recurrent_state is not None
+    cache.update_state(m, RECURRENT, last_recurrent_state)
+    return core_attn_out, last_recurrent_state
+
+
+def recurrent_gated_delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run torch_recurrent_gated_delta_rule for one token; the arguments are those of chunk_gated_delta_rule, which the caller
+    holds."""
+    _arguments = (query, key, value, g, beta)
+    initial_dtype, heads = query.dtype, value.shape[-2]
+    if key.shape[2].size != heads.size:
+        query = repeat_interleave(query, 2, heads)
+        key = repeat_interleave(key, 2, heads)
+    query, key, value, beta, decay = [cast_row_major(transpose(x, 1, 2), fp32) for x in (query, key, value, beta, g)]
+    query = l2norm(query)
+    key = l2norm(key)
+    query = query * 1.0
+    last_recurrent_state = state
+    core_attn_out = like(value, "outputs of the tokens")
+    q_t, k_t, v_t = select(query, 2), select(key, 2), select(value, 2)
+    decay_t = unsqueeze(unsqueeze(exp(select(decay, 2)), 2), 3)
+    last_recurrent_state = last_recurrent_state * decay_t
+    beta_t = unsqueeze(select(beta, 2), 2)
+    kv_mem = sum_keys(last_recurrent_state * unsqueeze(k_t, 3))
+    delta = sub(v_t, kv_mem) * beta_t
+    last_recurrent_state = last_recurrent_state + unsqueeze(k_t, 3) * unsqueeze(delta, 2)
+    _assigned = sum_keys(last_recurrent_state * unsqueeze(q_t, 3))
+    del _assigned
+    core_attn_out = cast(contiguous(transpose(core_attn_out, 1, 2)), initial_dtype)
+    return core_attn_out, last_recurrent_state
+
+
+def sum_keys(x: Tensor) -> Tensor:
+    """Compute `x.sum(dim=-2)` of (batch, heads, key dim, value dim)."""
+    return new_tensor(x.memory, (*x.shape[:2], x.shape[3]), x.dtype, "sum over keys")
+
+
+def chunk_gated_delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *, output_final_state: bool
+) -> tuple[Tensor, Tensor | None]:
     """Run torch_chunk_gated_delta_rule: query and key (batch, seq, key heads, key dim), value (batch, seq, value heads,
     value dim), g and beta (batch, seq, value heads). The caller holds the arguments."""
     _arguments = (query, key, value, g, beta)
@@ -229,7 +292,8 @@ def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor,
         last_recurrent_state = last_recurrent_state * select(chunk_decay, 2) + matmul(
             transpose(select(key, 2), 2, 3), v_new, "update of the state"
         )
+    final_state = last_recurrent_state if output_final_state else None
     del last_recurrent_state
     core_attn_out = reshape(core_attn_out, batch, heads, padded, value_dim)
     core_attn_out = narrow(core_attn_out, 2, seq)
-    return cast_row_major(transpose(core_attn_out, 1, 2), initial_dtype)
+    return cast_row_major(transpose(core_attn_out, 1, 2), initial_dtype), final_state

@@ -3,21 +3,37 @@ input."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memcalc.core.dims import plus
+from memcalc.core.dims import Dim, plus
 from memcalc.core.dtypes import boolean, int64
 from memcalc.core.ops.elementwise import like
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.program import Program
 
 if TYPE_CHECKING:
-    from memcalc.families.base.module import Run
+    from collections.abc import Callable
+
+    from memcalc.families.base.module import Module, Run
+
+
+class Decoder(NamedTuple):
+    """The caches of a decoder's layers: keys and values of its own tokens, and of the encoder's."""
+
+    layers: int
+    heads: Dim
+    head_dim: Dim
+    encoded: int | None = None
+    """The tokens that the encoder hands on; None: as many as it is given."""
+    prompted: bool = False
+    """True if the prompt is the decoder's; False if it is the encoder's, and the decoder begins with one token."""
 
 
 class EncoderDecoder(Program):
     """A program of two stacks. `layers` counts the layers of both."""
 
+    hidden: Dim
+    """The width of the encoder's output."""
     one_stack = False
     look_ups = 2
 
@@ -27,9 +43,36 @@ class EncoderDecoder(Program):
         self.decoder_layers = decoder_layers
         self.layers = encoder_layers + decoder_layers
 
+    @property
+    def decoder_cache(self) -> Decoder:
+        """Return what the decoder's layers cache."""
+        raise NotImplementedError
+
+    def encode(self, run: Run, given: Tensor) -> Tensor:
+        """Run the encoder of what it is given, as `generate` does before all else."""
+        raise NotImplementedError
+
+    def decode(self, run: Run, ids: Tensor, encoded: Tensor) -> Tensor:
+        """Return the logits of the decoder's tokens, given the encoder's output."""
+        raise NotImplementedError
+
     def pattern(self) -> tuple[int, int] | None:
         """Return None: both stacks are run at their full depth."""
         return None
+
+
+def keys_and_values(
+    m: Module, key_value_states: Tensor | None, project: Callable[[], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Return the keys and values that an attention's `project` computes, and with a cache those of earlier tokens too. The
+    keys and values of the encoder's tokens are computed once."""
+    cache = m.run.cache
+    if cache is None:
+        return project()
+    if key_value_states is None:
+        return m.cached(*project())
+    kept = cache.encoded(m)
+    return cache.encode(m, *project()) if kept is None else kept
 
 
 def shift_tokens_right(run: Run, labels: Tensor) -> Tensor:

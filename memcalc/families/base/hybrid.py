@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from memcalc.families.base.blocks import position_ids
 from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.masks import recurrent_mask
-from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ class Hybrid(Llama):
 
     def variant(self, i: int) -> Hashable:
         return self.mixes(i)
+
+    def states(self, i: int) -> tuple[State, ...]:
+        return self.mixer.states() if self.mixes(i) else ()
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.mixer.weights("mamba") if self.mixes(i) else self.attention_weights()

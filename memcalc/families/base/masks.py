@@ -50,7 +50,7 @@ def packed_causal_mask(run: Run, window: int | None = None) -> Tensor:
     packed = packed_sequences(run)
     remapped = _of_positions(_causal, run.positions)
     seq = run.seq if run.tensor_parallel is None else run.tensor_parallel.between_layers(run.seq)
-    return _broadcast_mask(run, _and_masks(_same_sequence(packed), remapped), seq)
+    return _broadcast_mask(run, _and_masks(_same_sequence(packed), remapped), seq, seq)
 
 
 def packed_sequences(run: Run) -> Tensor:
@@ -89,13 +89,19 @@ def _mask(
     Eager attention adds a mask in the model's dtype. sdpa needs a boolean mask if the batch has padding, or if the
     sequence is longer than what a token attends to.
     """
+    keys = keys_of(run, windowed=local_size is not None)
     if run.attention == "eager":
-        mask = _boolean_mask(run, mask_function, padding_mask)
+        mask = _boolean_mask(run, mask_function, padding_mask, keys)
         zero = new_tensor(run.memory, (), run.dtype, "zero")
         return where(mask, zero, "additive mask")
-    if padding_mask is None and (local_size is None or run.seq.size < local_size):
+    if padding_mask is None and (local_size is None or keys.size < local_size):
         return None
-    return _boolean_mask(run, mask_function, padding_mask)
+    return _boolean_mask(run, mask_function, padding_mask, keys)
+
+
+def keys_of(run: Run, *, windowed: bool = False) -> Dim:
+    """Return the tokens whose keys a mask covers: with a cache, those that it returns too."""
+    return run.seq if run.cache is None else run.cache.keys_in_mask(run.seq, windowed=windowed)
 
 
 def recurrent_mask(run: Run) -> Tensor | None:
@@ -107,17 +113,17 @@ def recurrent_mask(run: Run) -> Tensor | None:
 def boolean_mask(run: Run) -> Tensor:
     """Return the causal mask of a model that always makes one (`allow_is_causal_skip=False`)."""
     run.memory.scope = "causal mask"
-    return _boolean_mask(run, _causal, _padding_mask(run))
+    return _boolean_mask(run, _causal, _padding_mask(run), keys_of(run))
 
 
 def causal_mask_of_ones(run: Run) -> Tensor | None:
     """Run create_causal_mask with a mask of ones, which some decoders make themselves; sdpa drops it."""
     run.memory.scope = "causal mask"
-    attention_mask = new_tensor(run.memory, (run.batch, run.seq), fp32, "mask of ones")
+    attention_mask = new_tensor(run.memory, (run.batch, keys_of(run)), fp32, "mask of ones")
     padding_mask = cast(attention_mask, boolean, "padding mask")
     if run.attention != "eager":
         return None
-    mask = _boolean_mask(run, _causal, padding_mask)
+    mask = _boolean_mask(run, _causal, padding_mask, keys_of(run))
     return where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
 
 
@@ -130,7 +136,7 @@ def bidirectional_mask(run: Run, window: int | None = None) -> Tensor | None:
     if run.attention_mask is None and run.seq.size < window:
         return None
     run.memory.scope = "mask of the window"
-    mask = _boolean_mask(run, _and_masks(_bidirectional_window_overlay, _everything), _padding_mask(run))
+    mask = _boolean_mask(run, _and_masks(_bidirectional_window_overlay, _everything), _padding_mask(run), run.seq)
     return (
         where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
         if run.attention == "eager"
@@ -146,23 +152,23 @@ def chunked_causal_mask(run: Run, chunk_size: int) -> Tensor | None:
     return _mask(run, _and_masks(_chunked_overlay, _causal), _padding_mask(run), chunk_size)
 
 
-def _boolean_mask(run: Run, mask_function: MaskFunction, padding_mask: Tensor | None) -> Tensor:
-    """Return a mask of (batch, 1, seq, seq). The batch dim is a view unless the sequences differ."""
+def _boolean_mask(run: Run, mask_function: MaskFunction, padding_mask: Tensor | None, keys: Dim) -> Tensor:
+    """Return a mask of (batch, 1, seq, keys). The batch dim is a view unless the sequences differ."""
     if padding_mask is not None:
         mask_function = _and_masks(mask_function, _padding(padding_mask))
-    return _broadcast_mask(run, mask_function, run.seq)
+    return _broadcast_mask(run, mask_function, run.seq, keys)
 
 
-def _broadcast_mask(run: Run, mask_function: MaskFunction, seq: Dim) -> Tensor:
+def _broadcast_mask(run: Run, mask_function: MaskFunction, seq: Dim, keys: Dim) -> Tensor:
     """Run sdpa_mask: the mask function over all places."""
     batch_arange = _arange(run, run.batch)
     _head_arange = _arange(run, ONE_DIM)
     q_arange = like(_arange(run, seq), "query positions")  # arange + q_offset
-    kv_arange = like(_arange(run, seq), "key positions")
+    kv_arange = like(_arange(run, keys), "key positions")
     batch_idx = unsqueeze(unsqueeze(unsqueeze(batch_arange, 1), 2), 3)
     q_idx = unsqueeze(unsqueeze(unsqueeze(q_arange, 0), 0), 3)
     kv_idx = unsqueeze(unsqueeze(unsqueeze(kv_arange, 0), 0), 0)
-    return expand(mask_function(batch_idx, q_idx, kv_idx), run.batch, ONE_DIM, seq, seq)
+    return expand(mask_function(batch_idx, q_idx, kv_idx), run.batch, ONE_DIM, seq, keys)
 
 
 def _arange(run: Run, dim: Dim) -> Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.core.noted import Noted
     from memcalc.core.selective import Policy
-    from memcalc.families.base.replacing import Adapters, Hooks, Packing
+    from memcalc.families.base.replacing import Adapters, Cache, Hooks, Packing
     from memcalc.layout.tensor_parallel import TensorParallel
 
 BASE: Final = "base_layer"
@@ -83,6 +83,16 @@ def after_forward(buffers: Iterable[Buffer], seq_len: int) -> Iterator[Buffer]:
             continue
         yield buffer._replace(dtype=fp32)
         yield buffer._replace(name=f"{buffer.name}: max_seq_len_cached", shape=(), dtype=int64, registered=False)
+
+
+class State(NamedTuple):
+    """A tensor of fixed size that a layer keeps from token to token: the last inputs of a convolution, a recurrence's state."""
+
+    name: str
+    shape: Shape
+    """The shape without the batch."""
+    dtype: DType | None = None
+    """The dtype; None: that of the model."""
 
 
 class Input(NamedTuple):
@@ -162,6 +172,8 @@ class Run:
     scales: list[Tensor] = field(default_factory=list[Tensor])
     """The tensors that hold quantised parameters beside their codes."""
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    cache: Cache | None = None
+    """The cache of earlier tokens; None while the model trains."""
 
     def add_weight(self, weight: Weight, *, wants_gradient: bool = True) -> None:
         """Allocate a parameter and, if it wants a gradient, give it its gradient accumulator."""
@@ -308,6 +320,12 @@ class Module:
         """Return the buffer `name` of this module."""
         path = self.path if self.layer is None else self.path.replace("*", str(self.layer))
         return self.run.buffers[f"{path}.{name}"]
+
+    def cached(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Run `past_key_values.update`: return the keys and values of all tokens that the layer attends to. Without a cache
+        these are the given ones."""
+        cache = self.run.cache
+        return (key_states, value_states) if cache is None else cache.update(self, key_states, value_states)
 
     def linear(self, x: Tensor) -> Tensor:
         """Run this module as nn.Linear."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.config import FamilyConfig
-    from memcalc.families.base.module import Buffer, Module, Run
+    from memcalc.families.base.module import Buffer, Module, Run, State
     from memcalc.families.base.replacing import Adapters
     from memcalc.layout.tensor_parallel import TensorParallel
 
@@ -263,6 +263,38 @@ class Program:
         root.run.memory.scope = self.unembedding
         weight, bias = (root / self.head_name).weight(), (root / self.unembedding).optional("bias")
         return root.run.linear(self.unembedding, hidden_states, weight, bias)
+
+    # --- what layers keep of earlier tokens
+
+    def cache_windows(self) -> dict[int, int]:
+        """Return the windows of the layers whose cache lets go of older tokens (transformers' cache_utils.py,
+        `get_layer_types_and_kwargs`)."""
+        config = self.config
+        sizes = {"sliding_attention": getattr(config, "sliding_window", None)}
+        sizes["chunked_attention"] = chunk = getattr(config, "attention_chunk_size", None)
+        kinds = getattr(config, "kinds", None) or getattr(config, "layer_types", None)
+        if kinds is None:
+            kinds = [
+                "sliding_attention" if sizes["sliding_attention"] else "chunked_attention" if chunk else ""
+            ] * self.layers
+        return {i: window for i, kind in enumerate(kinds) if (window := sizes.get(kind))}
+
+    cacheless: str | None = None
+    """The reason why transformers keeps no cache for the type; None: it keeps one."""
+    decodes: bool = True
+    """True if the forward is written out for a cache: its peaks are those of prefill and decode."""
+    cache_knows_layers: bool = True
+    """False if the cache is made without the configuration: masks are sized by the first layer, whatever it keeps."""
+    caches_latents: bool = False
+    """True if the cache has one latent for all heads, and the part of the keys that they share."""
+
+    def states(self, i: int) -> tuple[State, ...]:
+        """Return what layer `i` keeps besides keys and values."""
+        return ()
+
+    def states_of_prompt(self, i: int) -> tuple[State, ...]:
+        """Return what layer `i` keeps after a prompt, before the first new token."""
+        return self.states(i)
 
     # --- the stack of layers
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memcalc.core.dims import Shape
+    from memcalc.core.dims import Dim, Shape
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.module import Module
@@ -53,6 +53,45 @@ class Adapters(Protocol):
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         """Run the adapted module `m`, whose own layer is `base`."""
+        ...
+
+
+class Cache(Protocol):
+    """The tensors that layers keep of the tokens that they have seen (`memcalc.inference`)."""
+
+    seen: int
+    """The tokens of each sequence that the cache has seen."""
+
+    def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of new tokens in the layer of `m`. Returns those that the layer attends to."""
+        ...
+
+    def encoded(self, m: Module) -> tuple[Tensor, Tensor] | None:
+        """Return the keys and values of the encoder's tokens in the decoder's layer of `m`; None before they are there."""
+        ...
+
+    def encode(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of the encoder's tokens."""
+        ...
+
+    def state(self, m: Module, name: str) -> Tensor | None:
+        """Return a state that the layer of `m` keeps; None before its first update."""
+        ...
+
+    def update_conv_state(self, m: Module, x: Tensor, kernel: Dim) -> Tensor:
+        """Keep the last inputs of a convolution, x (batch, channels, seq). Returns them, padded to the kernel's width."""
+        ...
+
+    def update_state(self, m: Module, name: str, new: Tensor) -> None:
+        """Copy a new state into the one that the layer of `m` keeps."""
+        ...
+
+    def keep_state(self, m: Module, name: str, new: Tensor) -> None:
+        """Keep a new state itself in the place of the old one."""
+        ...
+
+    def keys_in_mask(self, queries: Dim, *, windowed: bool) -> Dim:
+        """Return the keys that a mask of full or of windowed layers covers (`get_mask_sizes`)."""
         ...
 
 

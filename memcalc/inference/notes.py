@@ -1,0 +1,66 @@
+"""Notes for the reader of an inference report, one sentence each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.inference.report import Inferred
+    from memcalc.inference.weights import Method
+
+
+def _of_quantisation(inferred: Inferred, method: Method) -> list[str]:
+    said = "--quantize" if inferred.asked.quantize is not None else "quantization_config"
+    experts = any(weight.component == "experts" for weight in inferred.model.weight_classes)
+    rule = method.rule.source if experts else method.rule.source.partition("; experts:")[0]
+    out = [f"{said} {method.name}: weights as {method.format.source} has them; what is quantised: {rule}"]
+    if experts and not method.rule.experts:
+        out.append("transformers keeps stacked experts as they are under this method, which are most of the weights")
+    if method.name == "int8":
+        out.append(
+            "bitsandbytes' int8 products also keep int8 copies of their inputs and 32-bit results, which are not counted"
+        )
+    return [*out, *method.notes]
+
+
+def _of_engine(inferred: Inferred) -> list[str]:
+    engine = inferred.asked.engine
+    version = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23"}[engine]
+    out = [
+        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward, which the engine's fused kernels "
+        "stay near to"
+    ]
+    if inferred.gpu is None:
+        out.append("what the engine reserves depends on the GPU: give --gpu")
+    if engine == "vllm":
+        out.append(
+            "vLLM measures its CUDA graphs by capturing some; no rule gives their bytes, so they are not counted"
+        )
+    return out
+
+
+def notes(inferred: Inferred) -> list[str]:
+    asked, method = inferred.asked, inferred.method
+    out = [note for note in inferred.model.notes if not note.startswith("quantization_config")]
+    if method is not None:
+        out += _of_quantisation(inferred, method)
+    if asked.engine != "transformers":
+        out += _of_engine(inferred)
+    if asked.zero_inference != "none":
+        out.append(
+            "ZeRO-Inference is that of one rank, in its second forward or a later one; the model has the dtype of --dtype"
+        )
+    out.append(
+        f"prompts of equal length without padding; each of the {asked.new_tokens} new tokens goes through the model once, and "
+        "`generate` leaves its last one out"
+    )
+    if not inferred.has_peaks:
+        what = "with a static cache" if asked.cache == "static" else f"of a {inferred.model.model_type} with a cache"
+        out.append(f"the forward {what} is not modelled: peaks and the total are not known, weights and caches are")
+    if asked.ep > 1:
+        out.append("temporaries are those of a rank whose experts get all tokens: less if they are shared evenly")
+    if asked.pp > 1:
+        out.append("one batch is in the pipeline; more micro-batches in flight have caches of their own")
+    if asked.kv_dtype != "auto":
+        out.append("a kernel reads keys and values in their dtype, as vLLM's do; transformers' own caches make copies")
+    return out
