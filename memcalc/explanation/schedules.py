@@ -1,8 +1,8 @@
-"""The schedules of a pipeline side by side: the bubble and the memory of each, in one setup."""
+"""The schedules of a pipeline side by side: the bubble and the micro-batches in flight of each, in one setup."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from memcalc.errors import InputError
 from memcalc.explanation.step import Section, Step
@@ -11,9 +11,12 @@ from memcalc.explanation.words import Words
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
     from memcalc.explanation.topic import Asked
+    from memcalc.setup.setup import Setup
 
 _BUBBLE: Final = Words("{schedule}: bubble over the ideal time", "{schedule}：气泡与理想时间之比")
-_PEAK: Final = Words("{schedule}: peak of the fullest rank", "{schedule}：显存最多的 rank 的峰值")
+_IN_FLIGHT: Final = Words(
+    "{schedule}: most micro-batches in flight on a rank", "{schedule}：单个 rank 上同时在途的微批次最多数"
+)
 _SETUP: Final = Words(
     "Schedules side by side are the same setup with --engine fsdp2 --zero {zero}, whose stages all of them can run. A bubble "
     "is read from the order of "
@@ -28,25 +31,50 @@ _SCHEDULES: Final = (
 )  # fmt: skip
 
 
+_LAYOUT: Final = (
+    "gpus", "gpus_per_node", "tp", "pp", "cp", "ep", "micro_batch_size", "seq_len", "global_batch_size", "precision",
+    "optimizer", "recompute",
+)  # fmt: skip
+"""The options that decide whether a schedule goes with a setup."""
+
+
 def side_by_side(asked: Asked) -> Section:
-    """Return the bubble and the highest peak of every schedule that goes with the setup, and why the others do not."""
+    """Return the bubble and the micro-batches in flight of every schedule that goes with the setup, and why others do not."""
     from memcalc.pipelining.idle import idle_share
 
     language, steps, text = asked.language, list[Step](), list[str]()
     zero = 2 if asked.report.setup.zero < 2 else asked.report.setup.zero
     for schedule in _SCHEDULES:
         try:
-            report = _with(asked, schedule, zero)
+            setup = _with(asked.report, schedule, zero)
         except InputError as error:
             text.append(_NOT_HERE.said(language, error=str(error)))
             continue
-        share = idle_share(report.setup)
-        steps.append(Step(_BUBBLE.said(language, schedule=schedule), "", "", share, "ratio"))
-        peak = max(report.rank_peaks.values())
-        steps.append(Step(_PEAK.said(language, schedule=schedule), "", "", peak, "bytes"))
+        steps.append(Step(_BUBBLE.said(language, schedule=schedule), "", "", idle_share(setup), "ratio"))
+        steps.append(Step(_IN_FLIGHT.said(language, schedule=schedule), "", "", _in_flight(setup), "ratio"))
     return Section("", tuple(steps), (_SETUP.said(language, zero=zero), *text))
 
 
-def _with(asked: Asked, schedule: str, zero: int) -> Report:
-    chunks: dict[str, Any] = {"virtual_stages": 2 if schedule == "interleaved" else 1}
-    return asked.again(engine="fsdp2", zero=zero, schedule=schedule, pp_rank=None, **chunks)
+def _with(report: Report, schedule: str, zero: int) -> Setup:
+    """Return the setup with another schedule. Raises InputError if they do not go together."""
+    from memcalc.inputs.options import check_options
+    from memcalc.setup.resolved import resolve
+
+    layout = {name: getattr(report.setup, name) for name in _LAYOUT}
+    chunks = 2 if schedule == "interleaved" else 1
+    own = {"engine": "fsdp2", "zero": zero, "schedule": schedule, "virtual_stages": chunks}
+    return resolve(check_options({**layout, **own}), report.model)
+
+
+def _in_flight(setup: Setup) -> float:
+    """Return the most micro-batches whose activations a rank has at once. One in a chunk with half of a stage's layers is
+    half of one; the two chunks of a schedule that runs both ways are whole stages."""
+    from memcalc.pipelining.orders import most_in_flight, order
+    from memcalc.pipelining.schedules import NAMES, placement_of, schedule_of
+
+    chunks = schedule_of(setup.schedule).chunks if setup.schedule in NAMES else setup.virtual_stages
+    of_a_stage = 1 if placement_of(setup.schedule) == "both ways" else chunks
+    orders = (
+        order(setup.schedule, rank, setup.pp, setup.micro_batches, setup.virtual_stages) for rank in range(setup.pp)
+    )
+    return max(map(most_in_flight, orders)) / of_a_stage
