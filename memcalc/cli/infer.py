@@ -138,6 +138,12 @@ def infer(
     if kind not in ("table", "json"):
         raise InputError(f"--output {output}: allowed: a name that ends with .json or .txt")
     if dtype_table:
+        _refuse_beside_table(
+            batch_size=batch_size, prompt_len=prompt_len, new_tokens=new_tokens, dtype=dtype, quantize=quantize,
+            group_size=group_size, double_quant=double_quant, kv_dtype=kv_dtype, cache=cache, attention=attention, tp=tp,
+            pp=pp, ep=ep, gpu=gpu, engine=engine, block_size=block_size, gpu_memory_utilization=gpu_memory_utilization,
+            mem_fraction_static=mem_fraction_static, zero_inference=zero_inference, check=check or None, rows=rows or None,
+        )  # fmt: skip
         _dtypes(o.model_of(name, model), kind, output)
         return
     if check and gpu is None:
@@ -158,6 +164,15 @@ def infer(
                 _write(report, kind, rows, file)
     if status:
         raise typer.Exit(status)
+
+
+def _refuse_beside_table(**given: object) -> None:
+    """Raise InputError for an option that changes nothing in the table of dtypes."""
+    from memcalc.errors import InputError
+
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"--{name.replace('_', '-')}: changes nothing in --dtype-table; allowed: without it")
 
 
 def _dtypes(source: str | None, kind: str, output: Path | None) -> None:

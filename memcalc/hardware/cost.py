@@ -274,6 +274,8 @@ class Path(NamedTuple):
 
 def path_of(collective: Collective, setup: Setup, gpu: GPU) -> Path | Unknown:
     """Return the path of a collective of this setup on this GPU, whatever it sends; Unknown if a link is not known."""
+    if setup.engine == "parameter-server":
+        return Unknown("the servers' hosts and links are not known")
     apart = distance(collective, setup)
     group = group_of(collective.group_size, apart, setup.gpus, setup.gpus_per_node)
     inside = link_inside(gpu, group, apart, collective.collective)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import bf16
+from memcalc.errors import InputError
 from memcalc.inference.caches import DynamicCache, windows_of
 from memcalc.inference.steps import Workload, prefill
 
@@ -78,7 +79,11 @@ def cache_layers(program: Program) -> tuple[CacheLayer, ...]:
 
 def _behind_encoder(program: Any) -> tuple[CacheLayer, ...]:
     """Return the layers of a decoder, each with its own tokens and with the encoder's."""
-    decoder = program.decoder_cache
+    decoder = getattr(program, "decoder_cache", None)
+    if decoder is None:
+        raise InputError(
+            "--layers: a network listed by layer does not generate, so it has no cache to size; allowed: --model"
+        )
     heads, width = decoder.heads.size, decoder.head_dim.size
     kinds: tuple[Kind, ...] = ("full", "cross")
     return tuple(CacheLayer(i, kind, heads, width, width) for i in range(decoder.layers) for kind in kinds)

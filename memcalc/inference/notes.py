@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from memcalc.inference.report import Inferred
@@ -13,7 +13,9 @@ def _of_quantisation(inferred: Inferred, method: Method) -> list[str]:
     said = "--quantize" if inferred.asked.quantize is not None else "quantization_config"
     experts = any(weight.component == "experts" for weight in inferred.model.weight_classes)
     rule = method.rule.source if experts else method.rule.source.partition("; experts:")[0]
-    out = [f"{said} {method.name}: weights as {method.format.source} has them; what is quantised: {rule}"]
+    out = [
+        f"{said} {method.name}: the layout of weights is that of {method.format.source}; what is quantised follows {rule}"
+    ]
     if experts and not method.rule.experts:
         out.append("transformers keeps stacked experts as they are under this method, which are most of the weights")
     if method.name == "int8":
@@ -21,6 +23,29 @@ def _of_quantisation(inferred: Inferred, method: Method) -> list[str]:
             "bitsandbytes' int8 products also keep int8 copies of their inputs and 32-bit results, which are not counted"
         )
     return [*out, *method.notes]
+
+
+_PUBLISHED: Final = {"gpt_oss": "mxfp4 (experts)", "deepseek_v3": "fp8"}
+"""The formats in which the best-known checkpoints of a type are published, by their own config.json on the Hub."""
+
+
+def _of_the_published(inferred: Inferred) -> list[str]:
+    """Return a note for a type whose published checkpoints are quantised, if the configuration does not say it."""
+    published = _PUBLISHED.get(inferred.model.model_type)
+    if published is None:
+        return []
+    return [
+        f"published checkpoints of a {inferred.model.model_type} are in {published}; this configuration has no "
+        f"quantization_config, so weights are counted in {inferred.asked.dtype}"
+    ]
+
+
+def _of_length(inferred: Inferred) -> list[str]:
+    """Return a note for more tokens than the model was made for, where positions do not end there."""
+    asked, most = inferred.asked, inferred.model.program.max_seq_len
+    if asked.prompt_len is None or most is None or asked.prompt_len + (asked.new_tokens or 0) <= most:
+        return []
+    return [f"{inferred.model.name} was made for at most {most} tokens; the estimate holds, its quality may suffer"]
 
 
 def _of_engine(inferred: Inferred) -> list[str]:
@@ -46,14 +71,15 @@ def notes(inferred: Inferred) -> list[str]:
         out += _of_quantisation(inferred, method)
     if asked.engine != "transformers":
         out += _of_engine(inferred)
+    elif inferred.model.quantization is None and asked.quantize is None:
+        out += _of_the_published(inferred)
+    out += _of_length(inferred)
     if asked.zero_inference != "none":
         out.append(
             "ZeRO-Inference is that of one rank, in its second forward or a later one; the model has the dtype of --dtype"
         )
-    out.append(
-        f"prompts of equal length without padding; each of the {asked.new_tokens} new tokens goes through the model once, and "
-        "`generate` leaves its last one out"
-    )
+    once = "each new token goes through the model once, and `generate` leaves its last one out"
+    out.append(f"prompts of equal length without padding{f'; {once}' if asked.new_tokens else ''}")
     if not inferred.has_peaks:
         what = "with a static cache" if asked.cache == "static" else f"of a {inferred.model.model_type} with a cache"
         out.append(f"the forward {what} is not modelled: peaks and the total are not known, weights and caches are")

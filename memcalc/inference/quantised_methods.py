@@ -112,6 +112,10 @@ def _fp8(said: Mapping[str, Any], dtype: DType) -> Method:
 
 def _bitsandbytes(said: Mapping[str, Any], dtype: DType) -> Method:
     left_out = _names(said, "llm_int8_skip_modules")
+    if bool(said.get("load_in_8bit")) == bool(said.get("load_in_4bit")):
+        _refuse("load_in_4bit", said.get("load_in_4bit"), "true, or load_in_8bit true, one of them")
+    if said.get("llm_int8_has_fp16_weight"):
+        _refuse("llm_int8_has_fp16_weight", True, "false")
     if said.get("load_in_8bit"):
         return Method("int8", Int8(), RULES["bitsandbytes"], left_out)
     kind = said.get("bnb_4bit_quant_type", "fp4")
@@ -121,6 +125,8 @@ def _bitsandbytes(said: Mapping[str, Any], dtype: DType) -> Method:
 
 
 def _mxfp4(said: Mapping[str, Any], dtype: DType) -> Method:
+    if said.get("dequantize"):
+        _refuse("dequantize", True, "false")
     left_out = tuple(name for name in _names(said, "modules_to_not_convert") or ())
     return Method("mxfp4", MXFP4(), RULES["mxfp4"], left_out)
 

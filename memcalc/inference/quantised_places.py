@@ -35,6 +35,8 @@ class Rule(NamedTuple):
     """True if stacked experts are quantised."""
     keeps_fp32: bool = True
     """True if the modules stay that a model keeps in fp32."""
+    linear_layers: bool = True
+    """True if linear layers are quantised; False: stacked experts alone."""
     expert_bias: DType | None = None
     """The dtype of the experts' biases; None: the model's."""
 
@@ -50,7 +52,12 @@ RULES: Final = {
         subclasses=True,
         keeps_fp32=False,
     ),
-    "mxfp4": Rule("transformers integrations/mxfp4.py: replace_with_mxfp4_linear", experts=True, expert_bias=fp32),
+    "mxfp4": Rule(
+        "transformers integrations/mxfp4.py: replace_with_mxfp4_linear",
+        experts=True,
+        linear_layers=False,
+        expert_bias=fp32,
+    ),
 }
 """The rules of transformers 5, by method."""
 
@@ -70,6 +77,8 @@ def stays(name: str, patterns: tuple[str, ...]) -> bool:
 def linear_places(model: Model, rule: Rule, left_out: tuple[str, ...] | None) -> frozenset[Place]:
     """Return the linear layers that are quantised. `left_out`: names that a configuration leaves out; None: the default, which
     is the output head, tied or not (get_keys_to_not_convert)."""
+    if not rule.linear_layers:
+        return frozenset()
     kept = _KEPT_IN_FP32.get(model.model_type, ()) if rule.keeps_fp32 else ()
     routers = () if rule.subclasses else tuple(one for one in STAY.get(model.model_type, ()) if one not in kept)
     return frozenset(

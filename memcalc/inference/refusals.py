@@ -41,6 +41,10 @@ def refuse_model(model: Model, asked: Asked) -> None:
         )
     if model.support.only_engine is not None:
         raise InputError(f"--model {model.name}: a {model.model_type} is trained by {model.support.only_engine} alone")
+    if model.model_type == "layers":
+        raise InputError(
+            "--layers: a network listed by layer does not generate, so it has no cache to size; allowed: --model"
+        )
     if program.cacheless is not None:
         raise InputError(f"--model {model.name}: a {model.model_type} {program.cacheless}, so it has no cache to size")
     for name, engines in _OF_ENGINES.items():

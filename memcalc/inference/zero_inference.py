@@ -97,7 +97,12 @@ def play(model: Model, thresholds: Thresholds = DEFAULTS) -> Played:
     begun, ended = _calls(model)
     sizes = [numel(weight.shape)[0] for weight in model.program.weights()]
     made: list[Gathered] = []
-    coordinator = Coordinator(sizes, begun, thresholds, made.append, lambda _: None, lambda _: None)
+
+    def launch(gathered: Gathered) -> dict[int, None]:
+        made.append(gathered)
+        return dict.fromkeys(gathered.parameters)
+
+    coordinator = Coordinator(sizes, begun, thresholds, launch, lambda _: None, lambda _: None)
     persistent = sum(sizes[i] for i in coordinator.persistent)
     most = 0
     for event, visited in ended:

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from memcalc.inputs.options import Options
 
 _AXES: Final = ("tp", "pp", "cp", "ep")
-_ENGINES: Final = ("none", "ddp", "fsdp2", "deepspeed")
+_ENGINES: Final = ("none", "ddp", "deepspeed")
 
 
 def check_layers(options: Options) -> None:
     """Raise InputError for an option that belongs to transformers' language models, or to another engine's own."""
     if options.engine not in (None, *_ENGINES):
-        refuse("engine", options.engine, f"runs its own model, not that of --layers; allowed: {', '.join(_ENGINES)}")
+        refuse("engine", options.engine, f"for --layers {NOT_YET}{', '.join(_ENGINES)}")
     for axis in _AXES:
         if getattr(options, axis) > 1:
             refuse(axis, getattr(options, axis), f"for --layers {NOT_YET}1")
