@@ -155,6 +155,8 @@ def infer(
         gpu_memory_utilization=gpu_memory_utilization, group_size=group_size, double_quant=double_quant, engine=engine,
         mem_fraction_static=mem_fraction_static, zero_inference=zero_inference,
     )  # fmt: skip
+    if check and report.fits is None:
+        raise InputError("--check: the forward of this model and cache is not modelled, so it cannot be shown to fit")
     status = 1 if check and report.fits is False else 0
     with answering(status):
         if output is None or str(output) == "-":

@@ -79,3 +79,9 @@ def test_a_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 )
 def test_refusals(arguments: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     check_refused(here(capsys, "infer", *arguments.split()), *words)
+
+
+def test_what_is_not_known_to_fit_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    check_refused(
+        capsys, ["infer", "gpt2", "--gpu", "t4", "--cache", "static", "--check"], "--check", "cannot be shown to fit"
+    )
