@@ -10,7 +10,8 @@ from memcalc.quantized.chosen import base_dtype_name, compute_dtype_name
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
-_OF_QUANTISED: Final = ("double_quant", "quantize_compute_dtype", "prepare_kbit_training")
+_OF_FOUR_BITS: Final = ("double_quant", "quantize_compute_dtype")
+_OF_QUANTISED: Final = (*_OF_FOUR_BITS, "prepare_kbit_training")
 
 
 def check_quantized(options: Options, engine: str, model: Model | None) -> None:
@@ -19,12 +20,12 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
     _check_base_dtype(options, engine)
     for name in _OF_QUANTISED:
         if getattr(options, name) and kind == "none":
-            refuse(name, getattr(options, name), "is an option of quantised weights; allowed: with --quantize nf4, fp4")
+            refuse(name, getattr(options, name), f"is an option of quantised weights; allowed: with --quantize {_kinds_with(name)}")
     if kind == "none":
         return
-    if kind == "int8":
-        why = "bitsandbytes multiplies the outliers of int8's inputs apart, whose number depends on the data; this"
-        refuse("quantize", kind, f"{why} {NOT_YET}none, nf4, fp4")
+    for name in _OF_FOUR_BITS:
+        if getattr(options, name) and kind == "int8":
+            refuse(name, getattr(options, name), "is an option of 4-bit weights; allowed: with --quantize nf4, fp4")
     if not options.lora_rank:
         refuse("quantize", kind, "quantised weights do not train; allowed: with --lora-rank 1 or more")
     if engine not in ("none", "ddp", "deepspeed"):
@@ -55,6 +56,10 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
             refuse("modules_to_save", options.modules_to_save, f"{why}; allowed: embeddings, norms, the head")
 
 
+def _kinds_with(name: str) -> str:
+    return "nf4, fp4" if name in _OF_FOUR_BITS else "nf4, fp4, int8"
+
+
 def _check_base_dtype(options: Options, engine: str) -> None:
     """Raise InputError for a base of another dtype than the precision says, if that is no frozen base under autocast."""
     given = options.base_dtype
@@ -75,6 +80,6 @@ def quantized_options(options: Options) -> dict[str, Any]:
         "base_dtype": options.base_dtype,
         "quantize": options.quantize,
         "double_quant": options.double_quant,
-        "quantize_compute_dtype": None if options.quantize == "none" else compute_dtype_name(options),
+        "quantize_compute_dtype": None if options.quantize in ("none", "int8") else compute_dtype_name(options),
         "prepare_kbit_training": options.prepare_kbit_training,
     }

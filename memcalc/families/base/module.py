@@ -99,6 +99,8 @@ class LinearCall(NamedTuple):
     fan_in: Dim
     fan_out: Dim
     has_bias: bool
+    dtype: DType
+    """The dtype of the input."""
 
 
 @dataclass(slots=True)
@@ -227,7 +229,7 @@ class Run:
         """Run the nn.Linear at `path`, with its adapter if it has one."""
         layer = self.layer_of(weight) if "*" in path else None
         if self.called is not None:
-            self.called[path, layer] = LinearCall(weight.shape[1], weight.shape[0], bias is not None)
+            self.called[path, layer] = LinearCall(weight.shape[1], weight.shape[0], bias is not None, x.dtype)
         if self.adapters is not None and self.adapters.has(path, layer):
             m = Module(self, path, layer)
             return self.adapters.around(m, x, lambda x: self._linear(f"{path}.{BASE}", x, weight, bias))
@@ -317,7 +319,7 @@ class Module:
         """Run this module as transformers' Conv1D, with its adapter if it has one."""
         run, weight = self.run, self.weight()
         if run.called is not None:
-            run.called[self.path, self.layer] = LinearCall(weight.shape[0], weight.shape[1], True)
+            run.called[self.path, self.layer] = LinearCall(weight.shape[0], weight.shape[1], True, x.dtype)
         if run.adapters is not None and run.adapters.has(self.path, self.layer):
             return run.adapters.around(self, x, (self / BASE)._conv1d)
         return self._conv1d(x)
@@ -325,7 +327,7 @@ class Module:
     def _conv1d(self, x: Tensor) -> Tensor:
         weight, visitor = self.weight(), self.memory.visitor
         packing = self.run.packing_of(weight)
-        if packing is not None:  # Linear4bit, whose weight is the transposed one
+        if packing is not None:  # bitsandbytes' layer, whose weight is the transposed one
             shape = weight.shape[::-1]
             turned = Tensor(weight.storage, shape, contiguous_strides(shape), weight.dtype, name=weight.name)
             return packing.linear(x, turned, self.weight("bias"))
