@@ -122,9 +122,12 @@ class BioGpt(Program):
         positions = position_ids(run)
         position_embeds = (m / "embed_positions").embedding(scale(positions, "add"))
         run.memory.scope = m.path
+        return self.decode(m, self.summed(inputs_embeds, position_embeds), mask, positions)
+
+    def summed(self, inputs_embeds: Tensor, position_embeds: Tensor) -> Tensor:
+        """Return the input of the first layer. The caller's variable for it is that of the layers' results."""
         hidden_states = inputs_embeds + position_embeds
-        hidden_states = dropout(hidden_states, self.p)
-        return self.decode(m, hidden_states, mask, positions)
+        return dropout(hidden_states, self.p)
 
     def decode(self, m: Module, hidden_states: Tensor, *rest: Tensor | None) -> Tensor:
         """Return the output of all layers and the last norm."""

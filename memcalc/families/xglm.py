@@ -22,6 +22,8 @@ from memcalc.families.biogpt import BioGpt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from memcalc.families.base.module import Run
+
 
 @dataclass(frozen=True, kw_only=True)
 class XGLMConfig(FamilyConfig):
@@ -92,11 +94,14 @@ class XGLM(BioGpt):
         mask = causal_mask(run)
         run.memory.scope = m.path
         _position_ids = new_tensor(run.memory, (run.seq,), int64, "position ids")
+        return self.decode(m, self.with_positions(run, inputs_embeds), mask)
+
+    def with_positions(self, run: Run, inputs_embeds: Tensor) -> Tensor:
+        """Return the input of the first layer. The caller's variable for it is that of the layers' results."""
         positions = new_tensor(run.memory, (run.seq, self.hidden), run.dtype, "sines of the positions")
         hidden_states = inputs_embeds + unsqueeze(positions, 0)
         del positions  # in the real code an operand without a name
-        hidden_states = dropout(hidden_states, self.p)
-        return self.decode(m, hidden_states, mask)
+        return dropout(hidden_states, self.p)
 
     @module
     def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None, *_positions: Tensor) -> Tensor:

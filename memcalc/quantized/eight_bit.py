@@ -18,7 +18,7 @@ from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import boolean, fp16, fp32, int8, int32
 from memcalc.core.ops.elementwise import cast, like, record
 from memcalc.core.ops.matmul import mm
-from memcalc.core.ops.shape import contiguous, reshape, view
+from memcalc.core.ops.shape import contiguous, reshape, transpose, view
 from memcalc.core.ops.work import streams, works
 from memcalc.core.tensor import new_tensor
 from memcalc.families.base.replacing import Stored
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Tensor
 
 _SOURCE: Final = "bitsandbytes 0.50 nn/modules.py: Int8Params"
+_MULTIPLE: Final = 4
 _BATCHED: Final = 3
 """The dims of an input that is folded into rows. One of two dims has rows already."""
 
@@ -54,7 +55,8 @@ class EightBit(NamedTuple):
         outside = memory.grad_enabled, memory.autocast, memory.contexts
         memory.grad_enabled, memory.autocast, memory.contexts = False, None, None
         rows = reshape(x, merge(*x.shape[:-1]), x.shape[-1]) if len(x.shape) == _BATCHED else x
-        out = view(_product(rows, weight, bias), *x.shape[:-1], weight.shape[0])
+        casts = None if outside[1] is None else outside[1].dtype
+        out = view(_product(rows, weight, bias, casts), *x.shape[:-1], weight.shape[0])
         memory.grad_enabled, memory.autocast, memory.contexts = outside
         kept = None if x.node is None else rows
         return record(out, _matmul_8bit_backward, (x,) if bias is None else (x, bias), context=(weight, x.dtype, kept))
@@ -69,10 +71,11 @@ class EightBit(NamedTuple):
         return out
 
 
-def _product(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _product(a: Tensor, weight: Tensor, bias: Tensor | None, autocast: DType | None) -> Tensor:
     """Run the forward of MatMul8bitLt for rows (t, in) without outliers."""
     codes, scales = _quantized(cast(a, fp16, "input cast for the 8-bit weight"))
-    return _scaled_mm(codes, scales, weight, bias, a.dtype)
+    out_i32 = _linear_matmul(codes, weight, autocast)
+    return _dequantized(out_i32, scales, bias, a.dtype)
 
 
 def _quantized(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,16 +92,39 @@ def _quantized(a: Tensor) -> tuple[Tensor, Tensor]:
     return out_row, row_stats
 
 
-def _scaled_mm(a: Tensor, row_stats: Tensor, weight: Tensor, bias: Tensor | None, dtype: DType) -> Tensor:
-    """Run int8_scaled_mm of backends/default/ops.py with int8_mm_dequant of CUDA, whose kernel writes fp16."""
+def _linear_matmul(a: Tensor, weight: Tensor, autocast: DType | None) -> Tensor:
+    """Run int8_linear_matmul of backends/cuda/ops.py. cuBLASLt multiplies no int8 whose inner dim is no multiple of 4; these are
+    multiplied in fp32, which autocast casts."""
     memory, shape, name = a.memory, (*a.shape[:-1], weight.shape[0]), weight.name.removesuffix(".weight")
-    works(memory, name, (*shape, a.shape[-1]), int8)
-    out_i32 = new_tensor(memory, shape, int32, f"{name} in int32")
-    out = new_tensor(memory, shape, fp16, f"{name} in fp16")
+    out = new_tensor(memory, shape, int32, f"{name} in int32")
+    if not a.shape[-1].size % _MULTIPLE:
+        works(memory, name, (*shape, a.shape[-1]), int8)
+        return out
+    computes = autocast or fp32
+    product = _float_product(a, weight, computes)
+    result = like(product, f"{name} in int32", int32)
+    streams("cast", product, result)
+    streams("copy", result, out)
+    return out
+
+
+def _float_product(a: Tensor, weight: Tensor, computes: DType) -> Tensor:
+    """Return the product of the codes in another dtype than int8."""
+    codes = _codes(weight)
+    left, right = cast(a, fp32, "codes in fp32"), cast(codes, fp32, "codes in fp32")
+    streams("cast", a, left)
+    streams("cast", codes, right)
+    lower, upper = cast(left, computes, "codes under autocast"), cast(right, computes, "codes under autocast")
+    return mm(lower, transpose(upper, 0, 1), name=weight.name.removesuffix(".weight"))
+
+
+def _dequantized(out_i32: Tensor, row_stats: Tensor, bias: Tensor | None, dtype: DType) -> Tensor:
+    """Run int8_mm_dequant of backends/cuda/ops.py, whose kernel writes fp16."""
+    out = like(out_i32, "product in fp16", fp16)
     streams("scale", out_i32, row_stats, out)
     if bias is not None and bias.dtype is not fp16:
         streams("add", out, bias)
-    result = cast(out, dtype, name)
+    result = cast(out, dtype, "product of the 8-bit weight")
     if result is not out:
         streams("cast", out, result)
     return result

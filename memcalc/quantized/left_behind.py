@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memcalc.core.autograd import Constant
 from memcalc.core.tensor import Autocast, Memory, new_tensor
 from memcalc.families.base.module import after_forward
 from memcalc.quantized.eight_bit import input_kept_by
@@ -24,7 +25,9 @@ def kept_by_graph(program: Program, run: Run) -> list[Tensor]:
     autocast = None if memory.autocast is None else memory.autocast.dtype
     with Autocast(before.memory, autocast):
         loss = program.forward(before, *program.give(before))
-    storages = {kept.storage: None for node in _graph(loss.node) if (kept := input_kept_by(node)) is not None}
+    graph = list(_graph(loss.node))
+    storages = {kept.storage for node in graph if (kept := input_kept_by(node)) is not None}
+    storages -= {node.leaf for node in graph if isinstance(node, Constant)}  # these are left behind as leaves
     out: list[Tensor] = []
     for storage in sorted(storages, key=lambda one: one.index):
         row = before.memory.rows[storage.index]

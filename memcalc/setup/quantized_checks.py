@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 _OF_FOUR_BITS: Final = ("double_quant", "quantize_compute_dtype")
+_DIMS_OF_INT8: Final = (2, 3)
 _OF_QUANTISED: Final = (*_OF_FOUR_BITS, "prepare_kbit_training")
 
 
@@ -48,12 +49,25 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
     if model is not None and (model.program.source or model.model_type in NOT_MODELLED):
         how = "which is traced," if model.program.source else "not all of whose linear layers are called,"
         refuse("quantize", kind, f"for a {model.model_type}, {how} {NOT_YET}none")
+    if model is not None and kind == "int8":
+        _check_inputs(model)
     if model is not None and options.modules_to_save is not None:
         packed, adapters = quantized_places(model.whole.program, model.model_type), model.program.adapters
         saved = next((path for path, layer in packed if adapters is not None and adapters.saves(path, layer)), None)
         if saved is not None:
             why = f"{saved} is quantised, and codes do not train"
             refuse("modules_to_save", options.modules_to_save, f"{why}; allowed: embeddings, norms, the head")
+
+
+def _check_inputs(model: Model) -> None:
+    """Raise InputError for a layer whose input bitsandbytes' product of 8-bit codes does not take (backends/cuda/ops.py,
+    int8_linear_matmul)."""
+    from memcalc.quantized.targets import quantized_places
+
+    for (path, _), call in quantized_places(model.whole.program, model.model_type).items():
+        if call.dims not in _DIMS_OF_INT8:
+            why = f"for a {model.model_type}: {path} has an input of {call.dims} dims, and bitsandbytes takes 2 or 3"
+            refuse("quantize", "int8", f"{why}; allowed: none, nf4, fp4")
 
 
 def _kinds_with(name: str) -> str:
