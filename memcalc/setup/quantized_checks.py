@@ -8,10 +8,12 @@ from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name, compute_dtype_name
 
 if TYPE_CHECKING:
+    from memcalc.families.base.linear_modules import Place
     from memcalc.inputs.model import Model
 
 _OF_FOUR_BITS: Final = ("double_quant", "quantize_compute_dtype")
 _DIMS_OF_INT8: Final = (2, 3)
+_CLIPPED: Final = ("q_proj", "k_proj", "v_proj")
 _OF_QUANTISED: Final = (*_OF_FOUR_BITS, "prepare_kbit_training")
 
 
@@ -64,10 +66,24 @@ def _check_inputs(model: Model) -> None:
     int8_linear_matmul)."""
     from memcalc.quantized.targets import quantized_places
 
-    for (path, _), call in quantized_places(model.whole.program, model.model_type).items():
+    for (path, layer), call in quantized_places(model.whole.program, model.model_type).items():
         if call.dims not in _DIMS_OF_INT8:
             why = f"for a {model.model_type}: {path} has an input of {call.dims} dims, and bitsandbytes takes 2 or 3"
             refuse("quantize", "int8", f"{why}; allowed: none, nf4, fp4")
+        if path.endswith(_CLIPPED) and _clips_in_place(model) and not _is_adapted(model, (path, layer)):
+            why = f"for a {model.model_type}: clip_qkv writes into the result of {path}, a view that torch does not let it"
+            refuse("quantize", "int8", f"{why}; allowed: none, nf4, fp4, or --lora-targets of q_proj, k_proj and v_proj")
+
+
+def _clips_in_place(model: Model) -> bool:
+    """Tell whether forward clips projections in place (models/olmo/modeling_olmo.py, olmoe/modeling_olmoe.py)."""
+    return model.model_type in ("olmo", "olmoe") and model.fields.get("clip_qkv") is not None
+
+
+def _is_adapted(model: Model, place: Place) -> bool:
+    """Tell whether peft adds an adapter's result to a layer's, which makes a new tensor."""
+    adapters = model.program.adapters
+    return adapters is not None and adapters.has(*place)
 
 
 def _kinds_with(name: str) -> str:
