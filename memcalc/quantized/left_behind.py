@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.autograd import Constant
 from memcalc.core.tensor import Autocast, Memory, new_tensor
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.module import Run
     from memcalc.families.base.program import Program
+
+
+LEFT_BEHIND: Final = "inputs left behind"
+"""The first words of the names of these inputs."""
 
 
 def kept_by_graph(program: Program, run: Run) -> list[Tensor]:
@@ -34,7 +38,7 @@ def kept_by_graph(program: Program, run: Run) -> list[Tensor]:
         if row.component != "activation":
             continue
         memory.layer = row.layer
-        out.append(new_tensor(memory, row.shape, row.dtype, f"left behind: {row.label}"))
+        out.append(new_tensor(memory, row.shape, row.dtype, f"{LEFT_BEHIND}: {row.label}"))
     memory.layer = None
     return out
 

@@ -120,7 +120,6 @@ def test_biases_take_the_dtype_of_the_computation() -> None:
     ("model", "options", "named"),
     [
         (LLAMA, {"quantize": "nf5"}, "--quantize nf5: allowed: none, nf4, fp4, int8 (did you mean nf4?)"),
-        (LLAMA, {"quantize": "int8", "lora_rank": 4}, "--quantize int8: bitsandbytes multiplies the outliers"),
         (LLAMA, {"quantize": "nf4"}, "--quantize nf4: quantised weights do not train; allowed: with --lora-rank"),
         (
             LLAMA,
