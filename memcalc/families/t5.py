@@ -279,7 +279,9 @@ class T5(EncoderDecoder):
         if not run.recompute:
             return []
         autocast = run.memory.autocast
-        casts = None if autocast is None or run.packings else autocast.dtype  # quantised layers return their input's dtype
+        casts = (
+            None if autocast is None or run.packings else autocast.dtype
+        )  # quantised layers return their input's dtype
         dtype = casts or run.dtype
         shape = (ONE_DIM, self.heads, run.seq, run.seq)
         return [

@@ -131,7 +131,7 @@ def _of_int8(report: Report) -> list[str]:
     from memcalc.quantized.left_behind import LEFT_BEHIND
 
     kept = show_bytes(sum(row.nbytes for row in report.rows_at("forward") if row.name.startswith(LEFT_BEHIND)))
-    loop = f"a loop that drops the loss before the next forward, as transformers' Trainer does, has no rows \"{LEFT_BEHIND}\""
+    loop = f'a loop that drops the loss before the next forward, as transformers\' Trainer does, has no rows "{LEFT_BEHIND}"'
     again = "; checkpoints free them only if they re-enter" if report.setup.recompute == "full" else ""
     return [
         "int8: no column of an input is taken to have an outlier (a value of llm_int8_threshold, 6, or more); each one that has "

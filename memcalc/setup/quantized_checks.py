@@ -23,7 +23,8 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
     _check_base_dtype(options, engine)
     for name in _OF_QUANTISED:
         if getattr(options, name) and kind == "none":
-            refuse(name, getattr(options, name), f"is an option of quantised weights; allowed: with --quantize {_kinds_with(name)}")
+            allowed = f"allowed: with --quantize {_kinds_with(name)}"
+            refuse(name, getattr(options, name), f"is an option of quantised weights; {allowed}")
     if kind == "none":
         return
     for name in _OF_FOUR_BITS:
@@ -72,7 +73,9 @@ def _check_inputs(model: Model) -> None:
             refuse("quantize", "int8", f"{why}; allowed: none, nf4, fp4")
         if path.endswith(_CLIPPED) and _clips_in_place(model) and not _is_adapted(model, (path, layer)):
             why = f"for a {model.model_type}: clip_qkv writes into the result of {path}, a view that torch does not let it"
-            refuse("quantize", "int8", f"{why}; allowed: none, nf4, fp4, or --lora-targets of q_proj, k_proj and v_proj")
+            refuse(
+                "quantize", "int8", f"{why}; allowed: none, nf4, fp4, or --lora-targets of q_proj, k_proj and v_proj"
+            )
 
 
 def _clips_in_place(model: Model) -> bool:

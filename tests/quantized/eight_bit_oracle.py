@@ -20,10 +20,11 @@ from unittest.mock import patch
 import torch
 import transformers
 
+from memcalc.families import support_of
 from memcalc.quantized.chosen import base_dtype_name
 from memcalc.setup.setup import DTYPES as BY_NAME
 from memcalc.setup.setup import Setup
-from memcalc.tracing.modules import cast_tensors
+from memcalc.tracing.modules import cast_tensors, configuration, on_meta, quiet
 from memcalc.validate import fake, reference, run
 from memcalc.validate.comparison import Comparison
 from memcalc.validate.dtypes import DTYPES
@@ -153,6 +154,21 @@ def _registered(function: ast.FunctionDef) -> str:
     return ""
 
 
+def replaced(fields: dict[str, Any]) -> list[str]:
+    """The names of the modules that are quantised, by transformers' own rule (quantizer_bnb_8bit.py)."""
+    import bitsandbytes  # noqa: F401  (transformers' own code uses it)
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import HfQuantizer
+
+    config = configuration(fields["model_type"], {k: v for k, v in fields.items() if k != "model_type"})
+    with quiet(), torch.device("meta"):
+        named = support_of(fields["model_type"]).auto_class
+        model: Any = on_meta(config) if named is None else getattr(transformers, named).from_config(config)
+        stay = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+        model = replace_with_bnb_linear(model, stay, transformers.BitsAndBytesConfig(load_in_8bit=True))
+    return [name for name, module in model.named_modules() if type(module).__name__ == "Linear8bitLt"]
+
+
 def stored(shape: tuple[int, int]) -> list[tuple[list[int], str]]:
     """The tensors that hold a weight, codes first: real ones of a small weight."""
     import bitsandbytes as bnb
@@ -161,4 +177,3 @@ def stored(shape: tuple[int, int]) -> list[tuple[list[int], str]]:
     weight._quantize(torch.device("cpu"))
     assert weight.data.data_ptr() == weight.CB.data_ptr()
     return [(list(t.shape), str(t.dtype).removeprefix("torch.")) for t in (weight.data, weight.SCB)]
-

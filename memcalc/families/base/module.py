@@ -231,7 +231,9 @@ class Run:
         """Run the nn.Linear at `path`, with its adapter if it has one."""
         layer = self.layer_of(weight) if "*" in path else None
         if self.called is not None:
-            self.called[path, layer] = LinearCall(weight.shape[1], weight.shape[0], bias is not None, x.dtype, len(x.shape))
+            self.called[path, layer] = LinearCall(
+                weight.shape[1], weight.shape[0], bias is not None, x.dtype, len(x.shape)
+            )
         if self.adapters is not None and self.adapters.has(path, layer):
             m = Module(self, path, layer)
             return self.adapters.around(m, x, lambda x: self._linear(f"{path}.{BASE}", x, weight, bias))
@@ -321,7 +323,9 @@ class Module:
         """Run this module as transformers' Conv1D, with its adapter if it has one."""
         run, weight = self.run, self.weight()
         if run.called is not None:
-            run.called[self.path, self.layer] = LinearCall(weight.shape[0], weight.shape[1], True, x.dtype, len(x.shape))
+            run.called[self.path, self.layer] = LinearCall(
+                weight.shape[0], weight.shape[1], True, x.dtype, len(x.shape)
+            )
         if run.adapters is not None and run.adapters.has(self.path, self.layer):
             return run.adapters.around(self, x, (self / BASE)._conv1d)
         return self._conv1d(x)
