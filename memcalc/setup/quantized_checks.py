@@ -80,7 +80,7 @@ def _check_inputs(model: Model) -> None:
 
 def _clips_in_place(model: Model) -> bool:
     """Tell whether forward clips projections in place (models/olmo/modeling_olmo.py, olmoe/modeling_olmoe.py)."""
-    return model.model_type in ("olmo", "olmoe") and model.fields.get("clip_qkv") is not None
+    return model.model_type in ("olmo", "olmoe") and model.program.config.clip_qkv is not None
 
 
 def _is_adapted(model: Model, place: Place) -> bool:
