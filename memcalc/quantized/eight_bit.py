@@ -12,7 +12,7 @@ data. None are counted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import boolean, fp16, fp32, int8, int32
@@ -20,14 +20,13 @@ from memcalc.core.ops.elementwise import cast, like, record
 from memcalc.core.ops.matmul import mm
 from memcalc.core.ops.shape import contiguous, reshape, transpose, view
 from memcalc.core.ops.work import streams, works
-from memcalc.core.tensor import new_tensor
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.replacing import Stored
 
 if TYPE_CHECKING:
     from memcalc.core.autograd import Node
     from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
-    from memcalc.core.tensor import Tensor
 
 _SOURCE: Final = "bitsandbytes 0.50 nn/modules.py: Int8Params"
 _MULTIPLE: Final = 4
@@ -132,9 +131,7 @@ def _dequantized(out_i32: Tensor, row_stats: Tensor, bias: Tensor | None, dtype:
 
 def _codes(weight: Tensor) -> Tensor:
     """Return the codes of a weight that the program sees in the dtype of the run."""
-    from memcalc.core.tensor import Tensor as View
-
-    return View(weight.storage, weight.shape, weight.strides, int8)
+    return Tensor(weight.storage, weight.shape, weight.strides, int8)
 
 
 def _matmul_8bit_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
@@ -164,7 +161,7 @@ def _bias_gradient(node: Node, grad: Tensor) -> Tensor | None:
 def _input_gradient(node: Node, grad: Tensor, weight: Tensor, dtype: DType) -> Tensor | None:
     if not node.needs(0):
         return None
-    copy: Any = _copied(weight, dtype)
+    copy = _copied(weight, dtype)
     name = f"{weight.name.removesuffix('.weight')} input gradient"
     return view(mm(cast(grad, dtype, "gradient cast"), copy, name=name), *node.metadata[0][0])
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cases import step_cases
 from quantized.bitsandbytes_oracle import replaced, stored
-from validate.test_fake import LLAMA, same
+from validate.test_fake import LLAMA, T5, same
 from validated import validate
 
 import memcalc
@@ -16,6 +16,7 @@ from memcalc.core.dtypes import bf16
 from memcalc.families import FAMILIES
 from memcalc.quantized.four_bit import FourBit
 from memcalc.quantized.targets import NOT_MODELLED, quantized_places
+from memcalc.validate import run
 
 TORCH = {"uint8": "uint8", "fp32": "float32"}
 DEEP = LLAMA | {"num_hidden_layers": 8}  # so many that paper runs fewer
@@ -108,6 +109,12 @@ def test_families(family: str, recompute: str) -> None:
     case = step_cases(family)[0]
     workload = {"micro_batch_size": case.batch, "seq_len": case.seq, "recompute": recompute}
     same(validate(case.fields, **QLORA | {"lora_targets": "all-linear", "double_quant": True} | workload))
+
+
+def test_t5_makes_a_position_bias_in_the_dtype_of_its_queries() -> None:
+    """Under autocast a quantised layer returns the dtype of its input, which is fp32 over an fp32 base."""
+    options = {"lora_targets": "all-linear", "precision": "bf16-autocast", "recompute": "full"}
+    same(run.validate(T5, **QLORA | options))
 
 
 def test_biases_take_the_dtype_of_the_computation() -> None:
