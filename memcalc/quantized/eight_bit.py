@@ -74,7 +74,7 @@ def _product(a: Tensor, weight: Tensor, bias: Tensor | None, autocast: DType | N
     """Run the forward of MatMul8bitLt for rows (t, in) without outliers."""
     codes, scales = _quantized(cast(a, fp16, "input cast for the 8-bit weight"))
     out_i32 = _linear_matmul(codes, weight, autocast)
-    return _dequantized(out_i32, scales, bias, a.dtype)
+    return _dequantized(out_i32, scales, bias, a.dtype, weight.name.removesuffix(".weight"))
 
 
 def _quantized(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,13 +117,13 @@ def _float_product(a: Tensor, weight: Tensor, computes: DType) -> Tensor:
     return mm(lower, transpose(upper, 0, 1), name=weight.name.removesuffix(".weight"))
 
 
-def _dequantized(out_i32: Tensor, row_stats: Tensor, bias: Tensor | None, dtype: DType) -> Tensor:
+def _dequantized(out_i32: Tensor, row_stats: Tensor, bias: Tensor | None, dtype: DType, name: str) -> Tensor:
     """Run int8_mm_dequant of backends/cuda/ops.py, whose kernel writes fp16."""
-    out = like(out_i32, "product in fp16", fp16)
+    out = like(out_i32, name if dtype is fp16 else f"{name} in fp16", fp16)
     streams("scale", out_i32, row_stats, out)
     if bias is not None and bias.dtype is not fp16:
         streams("add", out, bias)
-    result = cast(out, dtype, "product of the 8-bit weight")
+    result = cast(out, dtype, name)
     if result is not out:
         streams("cast", out, result)
     return result
