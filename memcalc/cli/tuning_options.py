@@ -75,7 +75,7 @@ BaseDtype = Annotated[
 Quantize = Annotated[
     str | None,
     option(
-        "none, nf4, fp4: bitsandbytes keeps the weights of the frozen linear layers in 4 bits. (default: none)",
+        "none, nf4, fp4, int8: bitsandbytes keeps the weights of the frozen linear layers in 4 or 8 bits. (default: none)",
         METHOD,
         "--quantize",
     ),

@@ -254,7 +254,7 @@ class NemotronH(RouterOutputs):
         assert m.layer is not None
         block = self.blocks[m.layer]
         residual = hidden_states
-        hidden_states = self.norm(m / "norm", hidden_states)
+        hidden_states = self.norm(m / "norm", elementwise.cast(hidden_states, (m / "norm").weight().dtype))
         if block == "linear_attention":
             hidden_states = self.mixer.forward(m / "mixer", hidden_states, mask)
         elif block == "full_attention":

@@ -300,7 +300,10 @@ class T5(EncoderDecoder):
         if not run.recompute:
             return []
         autocast = run.memory.autocast
-        dtype = run.dtype if autocast is None or autocast.dtype is None else autocast.dtype
+        casts = (
+            None if autocast is None or run.packings else autocast.dtype
+        )  # quantised layers return their input's dtype
+        dtype = casts or run.dtype
         shape = (ONE_DIM, self.heads, run.seq, run.seq)
         return [
             new_tensor(run.memory, shape, dtype, f"left behind: {name}")

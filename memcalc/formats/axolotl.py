@@ -10,7 +10,7 @@ from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
 from memcalc.formats.section import Section
-from memcalc.formats.trainer_adapters import Adapters, give_quantized, read_adapters
+from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, read_adapters
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt, texts
 from memcalc.formats.trainer_fsdp import read_fsdp
 from memcalc.formats.trainer_kernels import give_parts, read_attention
@@ -200,7 +200,9 @@ def _read_adapter(found: Findings, rl: str | None) -> str | None:
         section.refuse("load_in_4bit", "allowed: true with adapter qlora")
     _read_lora(found)
     if eight and adapter == "lora":
-        found.give("quantize", "load_in_8bit", "int8")
+        kwargs = mapping(section, "gradient_checkpointing_kwargs")
+        own_choice = rl is None and "gradient_checkpointing_kwargs" not in section
+        give_eight_bits(found, "load_in_8bit", kwargs, "use_reentrant", reenters=own_choice)
     elif four and adapter == "qlora":
         own = mapping(section, "bnb_config_kwargs")
         kind = own.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"

@@ -95,6 +95,8 @@ def _targets(names: list[str]) -> list[str]:
 def _quantized(setup: Setup) -> Part:
     if setup.quantize == "none":
         return Part({}, frozenset())
+    if setup.quantize == "int8":
+        return Part({"load_in_8bit": True}, frozenset({"quantize"}))
     keys: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": setup.quantize}
     if setup.double_quant:
         keys["use_bnb_nested_quant"] = True

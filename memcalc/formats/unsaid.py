@@ -82,7 +82,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "lora_bias": "none",
         "adapter_dtype": "bf16" if setup.task == "sft" and setup.quantize != "none" else "fp32",
         "input_require_grads": _input_require_grads(setup, model),
-        "quantize_compute_dtype": setup.precision.split("-")[0],
+        "quantize_compute_dtype": None if setup.quantize == "int8" else setup.precision.split("-")[0],
         "precompute_reference": False,
         "network_gbps": _network(setup),
     }

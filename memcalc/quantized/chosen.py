@@ -39,11 +39,26 @@ class Quantization(NamedTuple):
     """The dtype that the base was loaded in."""
 
 
-def quantization_of(chosen: Chosen) -> Quantization | None:
+class EightBits(NamedTuple):
+    """A base in 8 bits (`int8`)."""
+
+    original: DType
+    """The dtype that the base was loaded in."""
+    weights: DType
+    """The dtype of what is not quantised."""
+    autocast: DType | None
+
+
+def quantization_of(chosen: Chosen) -> Quantization | EightBits | None:
     """Return how options or a setup quantise the base; None if they do not. nf4 and fp4 differ only in the values of their
     codes."""
     if chosen.quantize == "none":
         return None
+    if chosen.quantize == "int8":
+        original = _DTYPES[base_dtype_name(chosen)]
+        name, _, rest = chosen.precision.partition("-")
+        autocast = _DTYPES[name] if rest == "autocast" else None
+        return EightBits(original, fp32 if chosen.prepare_kbit_training else original, autocast)
     return Quantization(chosen.double_quant, _DTYPES[compute_dtype_name(chosen)], _DTYPES[base_dtype_name(chosen)])
 
 

@@ -43,6 +43,12 @@ class FourBit(NamedTuple):
     original: DType
     """The dtype that the weight had, in which backward makes its copy."""
     source: str = _SOURCE
+    copies_result: bool = True
+
+    @property
+    def bias_dtype(self) -> DType:
+        """Return the dtype that the layer's bias takes in its first forward (nn/modules.py, Linear4bit.forward)."""
+        return self.computes
 
     def stored(self, shape: Shape) -> tuple[Stored, ...]:
         """Return the tensors that hold a weight of this shape; the first one has its codes."""

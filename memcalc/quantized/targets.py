@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memcalc.families.base.linear_modules import Place
+    from memcalc.families.base.module import LinearCall
     from memcalc.families.base.program import Program
 
 STAY: Final[Mapping[str, tuple[str, ...]]] = {
@@ -25,11 +26,11 @@ NOT_MODELLED: Final = frozenset({"falcon_mamba", "hunyuan_v1_moe", "jamba", "mam
 """The types of which some linear layers are no calls of a forward on paper."""
 
 
-def quantized_places(program: Program, model_type: str) -> frozenset[Place]:
-    """Return the linear layers whose weights are quantised."""
+def quantized_places(program: Program, model_type: str) -> dict[Place, LinearCall]:
+    """Return the linear layers whose weights are quantised, with their calls."""
     stay = STAY.get(model_type, ())
-    return frozenset(
-        place
+    return {
+        place: call
         for place, call in linear_modules(program).items()
         if call.fan_out.name != "vocab" and place[0].rpartition(".")[2] not in stay
-    )
+    }

@@ -41,7 +41,7 @@ def _training(before: Setup, after: Setup) -> list[str]:
 
 _PACKAGES: Final = {
     "kernels": {"fused": "Liger-Kernel"},
-    "quantize": {"nf4": "bitsandbytes"},
+    "quantize": dict.fromkeys(("nf4", "fp4", "int8"), "bitsandbytes"),
     "cross_entropy": {
         "fused": "Liger-Kernel",
         "chunked": "torch's linear_cross_entropy",

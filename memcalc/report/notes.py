@@ -34,6 +34,7 @@ def notes(report: Report) -> list[str]:
         *_of_task(report),
         *_of_older_engines(report),
         *_of_dora(report),
+        *_of_int8(report),
         *_of_decompositions(report),
         *_of_attention(report),
         *_of_codes(report),
@@ -193,6 +194,22 @@ def _of_dora(report: Report) -> list[str]:
     return [
         f"DoRA with dropout: each adapted layer keeps an {s.adapter_dtype} copy of its weight from forward to its backward "
         "(--lora-dropout 0 keeps none)"
+    ]
+
+
+def _of_int8(report: Report) -> list[str]:
+    """Return notes on outliers, which the data decide, and on what the loss keeps alive."""
+    if report.setup.quantize != "int8":
+        return []
+    from memcalc.quantized.left_behind import LEFT_BEHIND
+
+    kept = show_bytes(sum(row.nbytes for row in report.rows_at("forward") if row.name.startswith(LEFT_BEHIND)))
+    loop = f'a loop that drops the loss before the next forward, as transformers\' Trainer does, has no rows "{LEFT_BEHIND}"'
+    again = "; checkpoints free them only if they re-enter" if report.setup.recompute == "full" else ""
+    return [
+        "int8: no column of an input is taken to have an outlier (a value of llm_int8_threshold, 6, or more); each one that has "
+        "is kept once more, tokens · the bytes of an element",
+        f"int8: the graph keeps the inputs of quantised layers ({kept}) as long as the loss is alive{again}; {loop}",
     ]
 
 

@@ -8,9 +8,13 @@ from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name, compute_dtype_name
 
 if TYPE_CHECKING:
+    from memcalc.families.base.linear_modules import Place
     from memcalc.inputs.model import Model
 
-_OF_QUANTISED: Final = ("double_quant", "quantize_compute_dtype", "prepare_kbit_training")
+_OF_FOUR_BITS: Final = ("double_quant", "quantize_compute_dtype")
+_DIMS_OF_INT8: Final = (2, 3)
+_CLIPPED: Final = ("q_proj", "k_proj", "v_proj")
+_OF_QUANTISED: Final = (*_OF_FOUR_BITS, "prepare_kbit_training")
 
 
 def check_quantized(options: Options, engine: str, model: Model | None) -> None:
@@ -19,12 +23,13 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
     _check_base_dtype(options, engine)
     for name in _OF_QUANTISED:
         if getattr(options, name) and kind == "none":
-            refuse(name, getattr(options, name), "is an option of quantised weights; allowed: with --quantize nf4, fp4")
+            allowed = f"allowed: with --quantize {_kinds_with(name)}"
+            refuse(name, getattr(options, name), f"is an option of quantised weights; {allowed}")
     if kind == "none":
         return
-    if kind == "int8":
-        why = "bitsandbytes multiplies the outliers of int8's inputs apart, whose number depends on the data; this"
-        refuse("quantize", kind, f"{why} {NOT_YET}none, nf4, fp4")
+    for name in _OF_FOUR_BITS:
+        if getattr(options, name) and kind == "int8":
+            refuse(name, getattr(options, name), "is an option of 4-bit weights; allowed: with --quantize nf4, fp4")
     if not options.lora_rank:
         refuse("quantize", kind, "quantised weights do not train; allowed: with --lora-rank 1 or more")
     if engine not in ("none", "ddp", "deepspeed"):
@@ -47,12 +52,45 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
     if model is not None and (model.program.source or model.model_type in NOT_MODELLED):
         how = "which is traced," if model.program.source else "not all of whose linear layers are called,"
         refuse("quantize", kind, f"for a {model.model_type}, {how} {NOT_YET}none")
+    if model is not None and kind == "int8":
+        _check_inputs(model)
     if model is not None and options.modules_to_save is not None:
         packed, adapters = quantized_places(model.whole.program, model.model_type), model.program.adapters
         saved = next((path for path, layer in packed if adapters is not None and adapters.saves(path, layer)), None)
         if saved is not None:
             why = f"{saved} is quantised, and codes do not train"
             refuse("modules_to_save", options.modules_to_save, f"{why}; allowed: embeddings, norms, the head")
+
+
+def _check_inputs(model: Model) -> None:
+    """Raise InputError for a layer whose input bitsandbytes' product of 8-bit codes does not take (backends/cuda/ops.py,
+    int8_linear_matmul)."""
+    from memcalc.quantized.targets import quantized_places
+
+    for (path, layer), call in quantized_places(model.whole.program, model.model_type).items():
+        if call.dims not in _DIMS_OF_INT8:
+            why = f"for a {model.model_type}: {path} has an input of {call.dims} dims, and bitsandbytes takes 2 or 3"
+            refuse("quantize", "int8", f"{why}; allowed: none, nf4, fp4")
+        if path.endswith(_CLIPPED) and _clips_in_place(model) and not _is_adapted(model, (path, layer)):
+            why = f"for a {model.model_type}: clip_qkv writes into the result of {path}, a view that torch does not let it"
+            refuse(
+                "quantize", "int8", f"{why}; allowed: none, nf4, fp4, or --lora-targets of q_proj, k_proj and v_proj"
+            )
+
+
+def _clips_in_place(model: Model) -> bool:
+    """Tell whether forward clips projections in place (models/olmo/modeling_olmo.py, olmoe/modeling_olmoe.py)."""
+    return model.model_type in ("olmo", "olmoe") and model.program.config.clip_qkv is not None
+
+
+def _is_adapted(model: Model, place: Place) -> bool:
+    """Tell whether peft adds an adapter's result to a layer's, which makes a new tensor."""
+    adapters = model.program.adapters
+    return adapters is not None and adapters.has(*place)
+
+
+def _kinds_with(name: str) -> str:
+    return "nf4, fp4" if name in _OF_FOUR_BITS else "nf4, fp4, int8"
 
 
 def _check_base_dtype(options: Options, engine: str) -> None:
@@ -75,6 +113,6 @@ def quantized_options(options: Options) -> dict[str, Any]:
         "base_dtype": options.base_dtype,
         "quantize": options.quantize,
         "double_quant": options.double_quant,
-        "quantize_compute_dtype": None if options.quantize == "none" else compute_dtype_name(options),
+        "quantize_compute_dtype": None if options.quantize in ("none", "int8") else compute_dtype_name(options),
         "prepare_kbit_training": options.prepare_kbit_training,
     }

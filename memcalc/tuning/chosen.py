@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from memcalc.quantized.chosen import Chosen as ChosenBase
-from memcalc.quantized.chosen import Quantization, quantization_of
+from memcalc.quantized.chosen import EightBits, Quantization, quantization_of
 
 
 class Chosen(ChosenBase, Protocol):
@@ -50,7 +50,7 @@ class Tuning(NamedTuple):
 
     freeze: str | None
     lora: Lora | None
-    quantization: Quantization | None = None
+    quantization: Quantization | EightBits | None = None
 
 
 def tuning_of(chosen: Chosen) -> Tuning:

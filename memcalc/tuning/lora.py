@@ -49,7 +49,7 @@ class LoraAdapters:
         return (path, layer) in self.saved
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """Run lora.Linear.forward, or that of the 4-bit layer."""
+        """Run lora.Linear.forward, or that of a quantised layer."""
         if m.run.packing_of(m.weight()) is not None:
             return self._around_packed(m, x, base)
         with m:
@@ -60,13 +60,18 @@ class LoraAdapters:
             return cast(result, torch_result_dtype)
 
     def _around_packed(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """Run lora.Linear4bit.forward (peft/tuners/lora/bnb.py). It copies the base's result, and under autocast it casts
-        nothing itself."""
+        """Run the forward of lora.Linear4bit or Linear8bitLt (peft/tuners/lora/bnb.py). The first copies the base's result, and
+        under autocast both cast nothing themselves."""
         with m:
-            result = clone(base(x))
+            result = self._of_packed(m, x, base)
             casts = m.memory.autocast is None
             x = cast(x, (m / DOWN).weight().dtype, "input cast for the adapter") if casts else x
             return self.added_to_packed(m, x, result, casts=casts)
+
+    def _of_packed(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        packing = m.run.packing_of(m.weight())
+        assert packing is not None
+        return clone(base(x)) if packing.copies_result else base(x)
 
     def added(self, m: Module, x: Tensor, result: Tensor) -> Tensor:
         """Return the layer's result with what the adapter of `m` makes of its input."""

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.inputs.model import Model
 from memcalc.inputs.options import NOT_YET, refuse
-from memcalc.quantized.four_bit import FourBit
-from memcalc.quantized.program import with_quantized_weights
-from memcalc.quantized.targets import quantized_places
+from memcalc.quantized.program import quantized
 from memcalc.tuning.adapted import with_adapters
 from memcalc.tuning.dora import DoraAdapters
 from memcalc.tuning.lora import LoraAdapters
@@ -44,8 +42,7 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
         refuse("modules_to_save", lora.saved, "leaves no linear layer to have an adapter; allowed: fewer modules")
     adapters = kind(lora, calls, saved_by(model, lora.saved, calls))
     if tuning.quantization is not None:
-        packing = FourBit(*tuning.quantization)
-        program = with_quantized_weights(program, packing, quantized_places(program, model.model_type))
+        program = quantized(program, model.model_type, tuning.quantization)
     return with_adapters(program, adapters)
 
 

@@ -82,6 +82,5 @@ def test_refusals(arguments: str, words: tuple[str, ...], capsys: pytest.Capture
 
 
 def test_what_is_not_known_to_fit_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    check_refused(
-        capsys, ["infer", "gpt2", "--gpu", "t4", "--cache", "static", "--check"], "--check", "cannot be shown to fit"
-    )
+    ran = here(capsys, "infer", "gpt2", "--gpu", "t4", "--cache", "static", "--check")
+    check_refused(ran, "--check", "cannot be shown to fit")

@@ -114,6 +114,10 @@ def test_quantised_bases() -> None:
         is False
     )
     assert of(**LORA, load_in_8bit=True)["quantize"] == "int8"
+    eight = {"load_in_8bit": True, "gradient_checkpointing": True}
+    assert "re-enter" in notes(**LORA, **eight)
+    assert "re-enter" not in notes(**LORA, **eight, gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert "re-enter" not in notes(**LORA, **eight | {"gradient_checkpointing": False})
     assert "quantize" not in of(**LORA, load_in_8bit=False, load_in_4bit=False)
     assert "adapter" in refusal(load_in_4bit=True)
     assert "true with adapter qlora" in refusal(**LORA | {"adapter": "qlora"})

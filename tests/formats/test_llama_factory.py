@@ -106,6 +106,9 @@ def test_quantised_bases() -> None:
     got = of(quantization_bit=4, quantization_type="fp4", double_quantization=False, quantization_method="bitsandbytes")
     assert (got["quantize"], got["double_quant"]) == ("fp4", False)
     assert of(quantization_bit=8)["quantize"] == "int8"
+    assert "use_reentrant_gc: checkpoints that re-enter" in notes(quantization_bit=8)
+    assert "re-enter" not in notes(quantization_bit=8, use_reentrant_gc=False) + notes(quantization_bit=4)
+    assert "double_quant" not in of(quantization_bit=8) and "quantize_compute_dtype" not in of(quantization_bit=8)
     assert "4, 8" in refusal(quantization_bit=3)
     assert "bnb" in refusal(quantization_bit=4, quantization_method="hqq")
     assert "lora" in refusal(quantization_bit=4, finetuning_type="full")

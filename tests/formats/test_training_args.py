@@ -134,6 +134,15 @@ def test_the_parser_resolves_the_same() -> None:
 # TRL's own dataclasses
 
 
+def test_a_base_in_8_bits() -> None:
+    eight = {"use_peft": True, "load_in_8bit": True, "dtype": "bfloat16", "bf16": True}
+    got = of(**eight)
+    assert got["quantize"] == "int8" and "double_quant" not in got and "quantize_compute_dtype" not in got
+    again = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    assert any("re-enter" in note for note in read("args.yaml", PLAIN | eight | again).notes)
+    assert not any("re-enter" in note for note in read("args.yaml", PLAIN | eight).notes)
+
+
 def test_defaults_of_trl() -> None:
     pytest.importorskip("trl")
     from trl.trainer.dpo_config import DPOConfig

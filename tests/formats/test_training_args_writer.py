@@ -34,7 +34,7 @@ TUNED: dict[str, tuple[Any, ...]] = {
     "zero": (1, 2),
     "micro_batch_size": (1, 2, 3),
     "seq_len": (64, 512),
-    "quantize": ("nf4", "fp4"),
+    "quantize": ("nf4", "fp4", "int8"),
     "quantize_compute_dtype": ("bf16", "fp32"),
     "double_quant": (True,),
     "base_dtype": ("bf16", "fp16", "fp32"),
@@ -123,7 +123,7 @@ def test_the_random_setups_are_of_all_kinds() -> None:
             for name, values in seen.items():
                 values.add(getattr(setup, name))
     assert seen["task"] == {"pretrain", "sft", "dpo", "kto"}
-    assert seen["quantize"] == {"none", "nf4", "fp4"}
+    assert seen["quantize"] == {"none", "nf4", "fp4", "int8"}
     assert seen["kernels"] == {"hf", "fused"}
     assert seen["base_dtype"] == {None, "bf16", "fp16", "fp32"}
     assert len(seen["precision"]) == 7
@@ -197,7 +197,8 @@ def test_trl_resolves_the_same(engine: str) -> None:
             assert (args.lora_r, args.lora_dropout, args.use_dora) == (setup.lora_rank, setup.lora_dropout, setup.dora)
             saved = setup.modules_to_save.split(",") if setup.modules_to_save else None
             assert args.lora_modules_to_save == saved
-        assert args.load_in_4bit == (setup.quantize != "none")
+        assert args.load_in_4bit == (setup.quantize in ("nf4", "fp4"))
+        assert args.load_in_8bit == (setup.quantize == "int8")
         if args.load_in_4bit:
             assert (args.bnb_4bit_quant_type, args.use_bnb_nested_quant) == (setup.quantize, setup.double_quant)
             assert "quantize_compute_dtype" in out.unsaid or setup.quantize_compute_dtype == loads

@@ -63,9 +63,11 @@ TOPIC: Final = Topic(
         Words(
             "Activations hardly shrink. peft makes adapters in fp32: over a 16-bit base every adapted layer keeps an fp32 copy "
             "of its input, and with all linear layers adapted that is more than full fine-tuning keeps. `--adapter-dtype bf16` "
-            "avoids it; recomputation helps as much as ever.",
+            "avoids it; recomputation helps as much as ever. A base in 8 bits (`--quantize int8`) keeps the inputs of its "
+            "layers as attributes of their nodes, which no checkpoint frees unless it re-enters; one in 4 bits keeps none.",
             "激活值几乎不减少。peft 默认使用 fp32 适配器：底座为 16 位时，每个被适配的层都要保留一份 fp32 输入；"
-            "若适配所有线性层，这比全量微调保留的还多。`--adapter-dtype bf16` 可以避免；重计算的效果则与平时相同。",
+            "若适配所有线性层，这比全量微调保留的还多。`--adapter-dtype bf16` 可以避免；重计算的效果则与平时相同。"
+            "8 位底座（`--quantize int8`）把各层的输入作为计算图节点的属性保留，非重入的检查点不会释放它们；4 位底座则不保留。",
         ),
     ),
     cases=(

@@ -109,6 +109,10 @@ class LinearCall(NamedTuple):
     fan_in: Dim
     fan_out: Dim
     has_bias: bool
+    dtype: DType
+    """The dtype of the input."""
+    dims: int
+    """The number of the input's dims."""
 
 
 @dataclass(slots=True)
@@ -239,7 +243,9 @@ class Run:
         """Run the nn.Linear at `path`, with its adapter if it has one."""
         layer = self.layer_of(weight) if "*" in path else None
         if self.called is not None:
-            self.called[path, layer] = LinearCall(weight.shape[1], weight.shape[0], bias is not None)
+            self.called[path, layer] = LinearCall(
+                weight.shape[1], weight.shape[0], bias is not None, x.dtype, len(x.shape)
+            )
         if self.adapters is not None and self.adapters.has(path, layer):
             m = Module(self, path, layer)
             return self.adapters.around(m, x, lambda x: self._linear(f"{path}.{BASE}", x, weight, bias))
@@ -335,7 +341,9 @@ class Module:
         """Run this module as transformers' Conv1D, with its adapter if it has one."""
         run, weight = self.run, self.weight()
         if run.called is not None:
-            run.called[self.path, self.layer] = LinearCall(weight.shape[0], weight.shape[1], True)
+            run.called[self.path, self.layer] = LinearCall(
+                weight.shape[0], weight.shape[1], True, x.dtype, len(x.shape)
+            )
         if run.adapters is not None and run.adapters.has(self.path, self.layer):
             return run.adapters.around(self, x, (self / BASE)._conv1d)
         return self._conv1d(x)
@@ -343,7 +351,7 @@ class Module:
     def _conv1d(self, x: Tensor) -> Tensor:
         weight, visitor = self.weight(), self.memory.visitor
         packing = self.run.packing_of(weight)
-        if packing is not None:  # Linear4bit, whose weight is the transposed one
+        if packing is not None:  # bitsandbytes' layer, whose weight is the transposed one
             shape = weight.shape[::-1]
             turned = Tensor(weight.storage, shape, contiguous_strides(shape), weight.dtype, name=weight.name)
             return packing.linear(x, turned, self.weight("bias"))

@@ -26,6 +26,8 @@ class Packing(Protocol):
 
     source: str
     """The source of what is stored."""
+    copies_result: bool
+    """True if peft copies the layer's result before it adds an adapter's."""
 
     def stored(self, shape: Shape) -> tuple[Stored, ...]:
         """Return the tensors that hold a weight of this shape; the first one has its codes."""
