@@ -64,7 +64,17 @@ SECTIONS: dict[str, dict[str, str]] = {
         **_under("memory", COMPONENTS),
         "memory.phases": "the peak of each phase of the step",
         **_under("memory.phases", PHASES),
-        "memory.peak_phase": "the phase with the highest peak",
+        "memory.peak_phase": "the phase with the highest peak; `rollout` if that is before the training step",
+        "memory.rollout": "what comes before a step that trains on generated text (`--task grpo`); null for all others",
+        **_under("memory.rollout", {
+            "peak": "the most bytes in it", "peak_phase": "its highest phase", "phases": "the peak of each of its phases",
+            "held": "the bytes that are alive in all of its phases", "items": "what else is alive at its peak",
+        }),
+        **_under("memory.rollout.phases[]", {"name": "what is done", "peak": "its peak"}),
+        **_under("memory.rollout.items[]", {
+            "name": "as of a row", "nbytes": "its bytes", "dtype": "as of a row", "basis": "as of a row",
+            "source": "as of a row",
+        }),
         "memory.peak": "the most bytes of tensors alive at any moment of a steady-state step",
         "memory.allocated": "what `torch.cuda.max_memory_allocated` counts",
         "memory.reserved": "what the caching allocator holds",

@@ -32,6 +32,7 @@ OPTIONS = (
     "--lora-bias", "--adapter-dtype", "--dora", "--modules-to-save", "--input-require-grads",
     "--base-dtype", "--quantize", "--double-quant",
     "--quantize-compute-dtype", "--prepare-kbit-training", "--task", "--precompute-reference",
+    "--completion-len", "--num-generations", "--steps-per-generation", "--num-iterations", "--beta",
     "--offload-optimizer", "--offload-params", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
     "--deepspeed", "--accelerate", "--training-args", "--megatron-args", "--torchtitan", "--layers", "--explain-setup",
@@ -87,6 +88,7 @@ DEFAULTS: dict[str, Any] = {
     "base_dtype": None, "quantize": "none", "double_quant": False, "quantize_compute_dtype": None,
     "prepare_kbit_training": False,
     "input_require_grads": False, "task": "pretrain", "precompute_reference": None,
+    "completion_len": None, "num_generations": None, "steps_per_generation": None, "num_iterations": None, "beta": None,
     "offload_optimizer": "none", "offload_params": "none",
     "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None, "tp_dims": "1", "tp_depth": None,
@@ -116,7 +118,7 @@ RANK = {"pp", "peak"}
 ADDED = {
     "": {"compute", "time", "notes", "advice"},
     "communication": {"textbook", "per_layer_items"},
-    "memory": {"ranks", "host", "host_items"},
+    "memory": {"ranks", "host", "host_items", "rollout"},
     "ranks": {
         "layers", "in_flight", "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "phases",
         "peak_phase", "device", "communication",

@@ -58,6 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.device",),
     ("memcalc.estimation.compute",),
     ("memcalc.timing",),
+    ("memcalc.inference.caches", "memcalc.inference.heights", "memcalc.inference.steps", "memcalc.inference.rollout"),
     ("memcalc.estimation",),
     ("memcalc.inference",),
     ("memcalc.validate",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from memcalc.cli.options import METHOD, option
+from memcalc.cli.options import KNOBS, METHOD, option
 
 Freeze = Annotated[
     str | None,
@@ -101,7 +101,7 @@ PrepareKbitTraining = Annotated[
 Task = Annotated[
     str | None,
     option(
-        "What a step trains for, as TRL runs it: pretrain, sft, dpo, kto (ppo, grpo are not modelled). (default: pretrain)",
+        "What a step trains for, as TRL runs it: pretrain, sft, dpo, kto, grpo (ppo is not modelled). (default: pretrain)",
         METHOD,
         "--task",
     ),
@@ -113,6 +113,38 @@ PrecomputeReference = Annotated[
         "(precompute_ref_log_probs). (default: off)",
         METHOD,
         "--precompute-reference/--no-precompute-reference",
+    ),
+]
+CompletionLen = Annotated[
+    int | None,
+    option(
+        "GRPO: tokens of a generated completion, the last ones of --seq-len (max_completion_length). "
+        "(default: 512, or half of a shorter sequence)",
+        KNOBS,
+        "--completion-len",
+    ),
+]
+NumGenerations = Annotated[
+    int | None, option("GRPO: completions of one prompt (num_generations). (default: 8)", KNOBS, "--num-generations")
+]
+StepsPerGeneration = Annotated[
+    int | None,
+    option(
+        "GRPO: micro-batches whose completions are generated together (steps_per_generation). (default: those of a step)",
+        KNOBS,
+        "--steps-per-generation",
+    ),
+]
+NumIterations = Annotated[
+    int | None,
+    option("GRPO: how often a completion is trained on (num_iterations). (default: 1)", KNOBS, "--num-iterations"),
+]
+Beta = Annotated[
+    float | None,
+    option(
+        "GRPO: weight of the distance from a reference model (beta); 0 has none on the GPU. (default: 0)",
+        KNOBS,
+        "--beta",
     ),
 ]
 OffloadOptimizer = Annotated[

@@ -54,6 +54,7 @@ def validate(
     from memcalc.errors import InputError, one_line
     from memcalc.inputs.file_options import FILES
     from memcalc.pipelining.schedules import NAMES
+    from memcalc.tasks import ONLINE
     from memcalc.validate import recording, run, suites
 
     model = o.model_of(name, model)
@@ -86,6 +87,8 @@ def validate(
         document: dict[str, Any] = {"schema_version": 1, "cases": made}
     else:
         _refuse_what_is_not_run(model, given)
+        if given.get("task") in ONLINE:
+            raise InputError(f"--task {given['task']}: is not run by this version; allowed: pretrain, sft, dpo, kto")
         try:
             comparison = run.validate(model, backend=backend, **given)
         except InputError:

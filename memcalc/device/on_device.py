@@ -38,8 +38,15 @@ class OnDevice:
         """Return True for a bare number of parameters (`--params`): its activations are not known."""
         return self.setup.seq_len is None
 
+    @property
+    def is_of_step(self) -> bool:
+        """Return True if the peak is in a step, and not before it. Only a step is played through the allocator."""
+        return True
+
     @cached_property
     def _prepared(self) -> Prepared | None:
+        if not self.is_of_step:
+            return None
         from memcalc.device.replay import prepared
         from memcalc.tape.unrolled import NotPeriodic
 

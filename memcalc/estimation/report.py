@@ -20,10 +20,12 @@ from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.megatron.schedules import State
 from memcalc.offload.host import HostItem, host_items
 from memcalc.setup.setup import Setup
+from memcalc.tasks import ONLINE
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
     from memcalc.device.verdict import Verdict
+    from memcalc.estimation.rollout import Rollout
     from memcalc.hardware.cost import Cost, Unknown
     from memcalc.inputs.file_options import FromFiles
     from memcalc.inputs.gpu import GPU
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 
 PHASES: Final = ("forward", "backward", "step")
+ROLLOUT: Final = "rollout"
+"""The phase before a step that trains on what the model has generated."""
 
 
 class Report(OnDevice):
@@ -83,6 +87,22 @@ class Report(OnDevice):
         self.rank, self.phases, self._at, self._last = found
         self.peak_phase = max(PHASES, key=lambda phase: self.phases[phase])
         self.peak = self.phases[self.peak_phase]
+        self.rollout = self._find_rollout()
+        if self.rollout is not None and self.rollout.peak > self.peak:
+            self.peak_phase, self.peak = ROLLOUT, self.rollout.peak
+            self.rank_peaks[self.rank.number] = self.peak
+
+    def _find_rollout(self) -> Rollout | None:
+        """Return what is done before a step that trains on what the model has generated; None without that."""
+        if self.setup.task not in ONLINE:
+            return None
+        from memcalc.estimation.rollout import rollout_of  # which few setups have
+
+        return rollout_of(self.model, self.setup, self.rank)
+
+    @property
+    def is_of_step(self) -> bool:
+        return self.peak_phase != ROLLOUT
 
     def _find_peaks(self, rank: Rank) -> tuple[dict[str, int], dict[str, At], tuple[Row, ...]]:
         """Return the peak of each phase in bytes, where each is, and the rows of backward's peak if it is after the last
@@ -194,6 +214,8 @@ class Report(OnDevice):
 
     def rows_at(self, phase: str) -> list[Row]:
         """Return every row that is alive at the peak of a phase."""
+        if phase == ROLLOUT and self.rollout is not None:
+            return self.rollout.rows
         held = self.rank.holdings
         state, moment, flushed = self._at[phase]
         rows = list(held.always)

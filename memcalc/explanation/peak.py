@@ -24,6 +24,7 @@ PHASES: Final = {
     "forward": Words("forward", "前向"),
     "backward": Words("backward", "反向"),
     "step": Words("optimizer step", "优化器更新"),
+    "rollout": Words("rollout before the step", "更新之前的生成阶段"),
 }
 PEAK: Final = Words("The peak is {nbytes:,} B = {shown}.", "峰值为 {nbytes:,} B = {shown}。")
 ALL_OF_IT: Final = Words("All of it is alive at the peak.", "峰值时全部存活。")

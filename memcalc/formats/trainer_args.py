@@ -17,7 +17,7 @@ from memcalc.formats.trainer_kernels import read_attention, read_liger
 from memcalc.formats.trainer_keys import BATCH, MATTER, OTHERS, RECOMPUTE
 from memcalc.formats.trainer_optimizers import read_clipping, read_optimizer
 from memcalc.formats.trainer_precision import autocast, combined, dtype, give_precision
-from memcalc.formats.trainer_tasks import has_own_loss, read_task
+from memcalc.formats.trainer_tasks import generates, has_own_loss, read_task
 
 MODEL: Final = ("model_name_or_path", "model_name", "model_id", "model_path", "base_model", "model")
 _LENGTHS: Final = ("max_length", "max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len")
@@ -128,6 +128,8 @@ def _read_length(found: Findings, *, is_trl: bool) -> None:
     length = section.whole(key, least=1, most=10**8)
     if length is not None:
         found.give("seq_len", key, length)
+    elif generates(found):  # the data decides how long prompts are
+        return
     elif is_trl and "max_length" in section.content:
         found.note("max_length", "sequences are not truncated; give --seq-len")
     elif is_trl:

@@ -7,10 +7,16 @@ from typing import Final
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_findings import Findings, is_on, texts
 from memcalc.formats.trainer_keys import DPO, KTO, NO_REFERENCE, ONLINE, REWARD, SFT
+from memcalc.tasks import OF_TRL
+from memcalc.tasks import ONLINE as ONLINE_TASKS
 
 _NO_REFERENCE_NOTE: Final = "a loss without a reference model is counted as DPO's without one"
 _SCRIPT: Final = ("use_peft", "dataset_config", "dataset_train_split", "chat_template", "model_revision")
 """Keys of TRL's scripts. With `max_length` beside them, and nothing of another trainer, the script is SFT's."""
+_OF_PPO: Final = ("rloo_k", "reward_model_path", "kl_coef", "num_sample_generations", "response_length")
+"""The keys among `ONLINE` that are of PPO, and of RLOO as it was beside it."""
+_COMPLETION: Final = 512
+"""GRPOConfig's max_completion_length."""
 _LOSSES: Final = (
     "sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
     "aot_unpaired", "aot_pair", "apo_zero", "apo_down", "discopop", "sft",
@@ -33,6 +39,8 @@ def read_task(found: Findings) -> bool:
     found.assume("task", key, task)
     if task in ("dpo", "kto"):
         _read_reference(found)
+    if task == "grpo":
+        read_generation(found)
     if task == "sft" and section.raw("loss_type") == "dft":
         found.note("loss_type", "counted as nll")
     return True
@@ -41,14 +49,20 @@ def read_task(found: Findings) -> bool:
 def has_own_loss(found: Findings) -> bool:
     """Tell whether the trainer computes its loss with TRL's own head."""
     task = found.options.get("task")
-    return task is not None and task.value in ("sft", "dpo", "kto")
+    return task is not None and task.value in OF_TRL
+
+
+def generates(found: Findings) -> bool:
+    """Tell whether the trainer generates what it trains on."""
+    task = found.options.get("task")
+    return task is not None and task.value in (*ONLINE_TASKS, "ppo")
 
 
 def _task(section: Section) -> tuple[str, str | None]:
     """Return the trainer and the key that tells it."""
-    for keys, task in ((ONLINE, "grpo"), (REWARD, "reward"), (KTO, "kto"), (NO_REFERENCE, "orpo")):
+    for keys, task in ((_OF_PPO, "ppo"), (ONLINE, "grpo"), (REWARD, "reward"), (KTO, "kto"), (NO_REFERENCE, "orpo")):
         key = next((key for key in keys if key in section), None)
-        if key is not None and (task != "grpo" or section.raw(key) is not False):
+        if key is not None and (task not in ("grpo", "ppo") or section.raw(key) is not False):
             return key, task
     if str(section.raw("lora_task_type") or "").upper() == "SEQ_CLS":
         return "lora_task_type", "reward"
@@ -77,6 +91,26 @@ def _named(section: Section) -> str | None:
     if any(word in words for word in ("orpo", "simpo")):
         return "orpo"
     return "kto" if section.raw("loss_type") in ("kto", "apo_zero_unpaired") else None
+
+
+def read_generation(found: Findings) -> None:
+    """Set what GRPOConfig says of completions. The lengths of prompts are the data's, or an older max_prompt_length."""
+    section = found.section
+    for key in ("num_generations", "num_iterations", "steps_per_generation"):
+        found.give(key, key, section.whole(key, least=2 if key == "num_generations" else 1, most=10**6))
+    completion = section.whole("max_completion_length", least=1, most=10**8)
+    found.give("completion_len", "max_completion_length", completion)
+    prompt = section.whole("max_prompt_length", least=1, most=10**8)
+    if prompt is not None:
+        found.give("seq_len", "max_prompt_length", prompt + (completion or _COMPLETION))
+    found.give("beta", "beta", section.number("beta", "allowed: a number from 0 up"))
+    if is_on(section, "use_vllm"):
+        found.note(
+            "use_vllm", "what vLLM takes beside training is not counted; completions are taken to be transformers' own"
+        )
+    loss = section.raw("loss_type")
+    if loss not in (None, "dapo"):
+        found.note("loss_type", "counted as dapo, over the same log-probabilities")
 
 
 def _is_dpo_loss(section: Section) -> bool:

@@ -16,7 +16,7 @@ from memcalc.formats.training_args_model_writer import has_model_config, model_p
 from memcalc.formats.training_args_optimizer_writer import clipping_part, optimizer_part
 from memcalc.formats.unsaid import unsaid
 from memcalc.formats.written import Written
-from memcalc.tasks import OF_TRL, PREFERENCE
+from memcalc.tasks import OF_TRL, ONLINE, PREFERENCE
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -81,10 +81,24 @@ def _task(setup: Setup) -> Part:
     """Return the trainer of TRL's, with the length that it cuts sequences to."""
     if setup.task not in OF_TRL:
         return Part({}, frozenset({"task"}))
+    if setup.task in ONLINE:
+        return _generation(setup)
     keys: dict[str, Any] = {"max_length": setup.seq_len, **_OF_TASK[setup.task]}
     if setup.task in PREFERENCE:  # DPO is told by this key
         keys["precompute_ref_log_probs"] = bool(setup.precompute_reference)
     return Part(keys, frozenset({"task", "seq_len", "precompute_reference"}))
+
+
+def _generation(setup: Setup) -> Part:
+    """Return the keys of GRPOConfig. It has none for the length of a prompt."""
+    keys: dict[str, Any] = {
+        "max_completion_length": setup.completion_len,
+        **{name: getattr(setup, name) for name in _OF_GENERATION},
+    }
+    return Part(keys, frozenset({"task", "precompute_reference", "completion_len", *_OF_GENERATION}))
+
+
+_OF_GENERATION: Final = ("num_generations", "steps_per_generation", "num_iterations", "beta")
 
 
 def _batches(setup: Setup) -> Part:

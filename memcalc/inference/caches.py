@@ -101,7 +101,11 @@ class DynamicCache:
             self.layers[layer] = Pair(*(last_tokens(x, self.windows[layer]) for x in (keys, values)))
             return keys, values
         if past is None:
-            self.layers[layer] = Pair(_joined(None, key_states, "keys"), _joined(None, value_states, "values"))
+            values_dtype = _wider(
+                key_states.dtype, value_states.dtype
+            )  # an empty tensor of the keys' dtype is joined with them
+            keys = _joined(None, key_states, "keys")
+            self.layers[layer] = Pair(keys, _joined(None, value_states, "values", values_dtype))
         else:
             old_keys, old_values = past
             del past
@@ -166,7 +170,8 @@ class DynamicCache:
 def kept_of(m: Module, key_states: Tensor, value_states: Tensor) -> Kept:
     """Return the shapes and dtypes of what a layer is given to cache."""
     (batch, heads, _, width), (*_, value_width) = key_states.shape, value_states.shape
-    return Kept(m.path, (batch, heads, width), (batch, heads, value_width), key_states.dtype, value_states.dtype)
+    values_dtype = _wider(key_states.dtype, value_states.dtype)
+    return Kept(m.path, (batch, heads, width), (batch, heads, value_width), key_states.dtype, values_dtype)
 
 
 def windows_of(program: Program) -> tuple[dict[int, int], int | None]:
@@ -221,10 +226,15 @@ def _past(run: Run, shape: Shape, dtype: DType, name: str, held: int, visible: i
     return whole if visible == held else narrow(whole, 2, Dim("window-1", visible))
 
 
-def _joined(past: Tensor | None, new: Tensor, name: str) -> Tensor:
-    """Compute `torch.cat((past, new), dim=-2)`. Without a past it is a copy."""
+def _wider(a: DType, b: DType) -> DType:
+    return a if a.itemsize >= b.itemsize else b
+
+
+def _joined(past: Tensor | None, new: Tensor, name: str, dtype: DType | None = None) -> Tensor:
+    """Compute `torch.cat((past, new), dim=-2)`. Without a past it is a copy, of `dtype` if that is given."""
     batch, heads, tokens, width = new.shape
     if past is not None:
         tokens = Dim(f"(cached+{tokens.name})", past.shape[2].size + tokens.size)
-    dtype = new.dtype if past is None or past.dtype.itemsize <= new.dtype.itemsize else past.dtype
+    if dtype is None:
+        dtype = new.dtype if past is None else _wider(new.dtype, past.dtype)
     return new_tensor(new.memory, (batch, heads, tokens, width), dtype, name, component=COMPONENT)

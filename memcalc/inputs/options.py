@@ -90,6 +90,11 @@ class Options(NamedTuple):
     prepare_kbit_training: bool = False
     task: str = "pretrain"
     precompute_reference: bool | None = None
+    completion_len: int | None = None
+    num_generations: int | None = None
+    steps_per_generation: int | None = None
+    num_iterations: int | None = None
+    beta: float | None = None
     offload_optimizer: str = "none"
     offload_params: str = "none"
     gpu: str | None = None
@@ -170,6 +175,9 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),
     "seq_len": (1, 10**8),
+    "completion_len": (1, 10**8),
+    "num_generations": (2, 10**6),
+    **dict.fromkeys(("steps_per_generation", "num_iterations"), (1, 10**6)),
     "global_batch_size": (1, 10**10),
 }
 """The least and the largest value of each integer option."""
@@ -262,6 +270,9 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name == "lora_dropout":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 <= value < 1 else "allowed: a probability from 0 up, below 1"
+    if name == "beta":
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return None if is_number and 0 <= value <= 10**6 else "allowed: a number from 0 up"
     if name == "network_gbps":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, at most 1000000"

@@ -18,6 +18,7 @@ from memcalc.planning.result import Plans, plans_of
 from memcalc.planning.search import Search
 from memcalc.planning.target import OBJECTIVES, Target, positive, prices_of
 from memcalc.planning.workers import workers
+from memcalc.setup.generation_checks import refuse_generation
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def plan(
     loaded = load_model(model)
     loaded.check_step()
     base = base_of(fixed, loaded)
+    refuse_generation(base, "memcalc plan")
     loaded = tasked(loaded, base)
     target = _target(goal, names, base, len(names) * len(counts))
     given = {**fixed, "seq_len": base.seq_len, "global_batch_size": base.global_batch_size}

@@ -74,6 +74,7 @@ def memory_document(report: Report) -> dict[str, Any]:
         **{component: report.total(component) for component in COMPONENTS[:-1]},
         "phases": dict(report.phases),
         "peak_phase": report.peak_phase,
+        "rollout": _rollout(report),
         "peak": report.peak,
         "allocated": report.allocated,
         "reserved": report.reserved,
@@ -83,6 +84,23 @@ def memory_document(report: Report) -> dict[str, Any]:
         "ranks": [rank_document(one) for one in report.each_rank()],
         "items": [item_document(item) for item in [*report.items, *report.overheads]],
         **host_document(report),
+    }
+
+
+def _rollout(report: Report) -> dict[str, Any] | None:
+    """Return the peaks before a step that trains on generated text; None for all other steps."""
+    rollout = report.rollout
+    if rollout is None:
+        return None
+    return {
+        "peak": rollout.peak,
+        "peak_phase": rollout.highest.name,
+        "phases": [{"name": name, "peak": peak} for name, peak in rollout.peaks.items()],
+        "held": rollout.base,
+        "items": [
+            {"name": row.name, "nbytes": row.nbytes, "dtype": row.dtype.name, "basis": row.basis, "source": row.source}
+            for row in sorted(rollout.highest.rows, key=lambda row: -row.nbytes)
+        ],
     }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dtypes import fp16, fp32
 from memcalc.core.ops.attention import SCORES
+from memcalc.estimation.report import ROLLOUT
 from memcalc.kernels.attention_on_gpu import fused_kernels
 from memcalc.pipelining.schedules import NAMES, flushes, schedule_of, updates_of
 from memcalc.registry import OF_DEEPSPEED
@@ -155,6 +156,8 @@ def _of_task(report: Report) -> list[str]:
     s = report.setup
     if s.task == "sft":
         return ["sft: all tokens but the first of each sequence have a label; TRL's head leaves out those without one"]
+    if report.rollout is not None:
+        return _of_rollout(report)
     if s.precompute_reference is None:
         return []
     padded = "" if s.padded else "; sequences of a batch that differ in length have a mask (--padded)"
@@ -174,6 +177,29 @@ def _of_compression(report: Report) -> list[str]:
     from memcalc.report.compression_notes import compression_notes
 
     return compression_notes(report)
+
+
+def _of_rollout(report: Report) -> list[str]:
+    """Return notes on the phases before a step that trains on generated text."""
+    s, rollout = report.setup, report.rollout
+    assert rollout is not None and s.completion_len is not None and s.seq_len is not None
+    together = s.micro_batch_size * (s.steps_per_generation or 1)
+    shown = ", ".join(f"{name} {show_bytes(size)}" for name, size in rollout.peaks.items())
+    out = [
+        f"{s.task}: {together} completions of {s.completion_len} tokens are generated together behind prompts of "
+        f"{s.seq_len - s.completion_len} tokens of one length, by transformers (use_vllm=False); before a step: {shown}",
+        f"{s.task}: rewards come from functions; a reward model beside them is not counted; time, FLOPs and communication "
+        "are those of the training step",
+    ]
+    if report.peak_phase == ROLLOUT:
+        out.append(f"{s.task}: the highest phase is {rollout.highest.name}, and not the training step")
+        out.append(f"{s.task}: its allocations are not played through the allocator, whose reserve is assumed")
+    if s.dp * together % (s.num_generations or 1):
+        out.append(
+            f"{s.task}: TRL wants {s.num_generations} completions of each prompt, and refuses {s.dp * together} of all ranks; "
+            f"with --micro-batch-size {s.num_generations} it runs"
+        )
+    return out
 
 
 def _of_decompositions(report: Report) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from memcalc.estimation.report import ROLLOUT
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 def phase_lines(report: Report) -> list[Text]:
     line = Text("peak by phase: ")
-    for i, (phase, size) in enumerate(report.phases.items()):
+    before = {} if report.rollout is None else {ROLLOUT: report.rollout.peak}
+    for i, (phase, size) in enumerate({**before, **report.phases}.items()):
         line.append(" · " if i else "")
         line.append(f"{phase} {show_bytes(size)}", style="bold" if phase == report.peak_phase else "")
     return [line, Text(f"at the peak, in {report.peak_phase}: {_why(report)}")]

@@ -14,6 +14,7 @@ from memcalc.setup.data_parallel_checks import check_data_parallel
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.fsdp1_checks import check_fsdp1
 from memcalc.setup.fsdp1_options import fsdp1_options
+from memcalc.setup.generation_checks import with_generation
 from memcalc.setup.layers_checks import check_layers
 from memcalc.setup.methods import (
     attention_of,
@@ -63,6 +64,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_engine_of_model(options, model)
     if model is not None and model.model_type == "layers":
         check_layers(options)
+    options = with_generation(options, model, data_parallel_degree(options))
     model = None if model is None else tasked(model, options)
     if model is not None:
         check_optimizer_of_layers(options, model)
@@ -149,6 +151,11 @@ def resolve(options: Options, model: Model | None) -> Setup:
         **quantized_options(options),
         task=options.task,
         precompute_reference=precompute_reference_of(options),
+        completion_len=options.completion_len,
+        num_generations=options.num_generations,
+        steps_per_generation=options.steps_per_generation,
+        num_iterations=options.num_iterations,
+        beta=options.beta,
         offload_optimizer=options.offload_optimizer,
         offload_params=options.offload_params,
         gpu=options.gpu,

@@ -116,6 +116,16 @@ class Setup(NamedTuple):
     task: str
     precompute_reference: bool | None
     """True if the reference's log-probabilities were computed before training; None without a reference."""
+    completion_len: int | None
+    """The tokens of a generated completion, the last ones of a sequence. None, like the next four, if nothing is generated."""
+    num_generations: int | None
+    """The completions of one prompt."""
+    steps_per_generation: int | None
+    """The micro-batches whose completions are generated together."""
+    num_iterations: int | None
+    """How often a completion is trained on."""
+    beta: float | None
+    """The weight of the distance from a reference model; 0: there is none."""
     offload_optimizer: str
     """Where the engine keeps the optimizer's states and the fp32 weights: none (on the GPU), cpu, nvme."""
     offload_params: str
@@ -210,7 +220,7 @@ class Setup(NamedTuple):
     @property
     def has_reference(self) -> bool:
         """Tell whether a reference model is on the GPU beside the policy. Adapters that are switched off need none."""
-        return self.precompute_reference is False and not self.lora_rank
+        return (self.precompute_reference is False or bool(self.beta)) and not self.lora_rank
 
     @property
     def offloads(self) -> bool:

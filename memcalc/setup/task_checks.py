@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name
-from memcalc.tasks import OF_TRL, PREFERENCE
+from memcalc.tasks import OF_TRL, ONLINE, PREFERENCE, TRL
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -28,6 +28,8 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
     if options.precompute_reference is not None and task not in PREFERENCE:
         why = f"is an option of tasks with a reference model; allowed: with --task {' or '.join(PREFERENCE)}"
         refuse("precompute_reference", options.precompute_reference, why)
+    if task == "ppo":
+        refuse("task", task, f"{NOT_YET}{', '.join(_MODELLED)} ({TRL} has no PPOTrainer to check it with)")
     if task not in _MODELLED:
         refuse("task", task, f"{NOT_YET}{', '.join(_MODELLED)}")
     if task not in OF_TRL:
@@ -45,6 +47,10 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
     _check_head(options, model)
     if task in PREFERENCE:
         _check_dropout(options, model)
+    if task in ONLINE:
+        from memcalc.setup.generation_checks import check_generation
+
+        check_generation(options, model)
     for name, only in _ALONE.items() if task in PREFERENCE else ():
         if getattr(options, name) != only:
             refuse(name, getattr(options, name), f"with --task {task} {NOT_YET}leave it out")

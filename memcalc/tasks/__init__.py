@@ -1,9 +1,13 @@
-"""Tasks, which a step trains for: fine-tuning and preference tuning as TRL runs them. Pretraining is the programs themselves."""
+"""Tasks, which a step trains for: fine-tuning, preference tuning and reinforcement learning as TRL runs them. Pretraining is
+the programs themselves."""
 
 PREFERENCE = ("dpo", "kto")
 """The tasks that compare the policy with a reference model."""
 
-OF_TRL = ("sft", *PREFERENCE)
+ONLINE = ("grpo",)
+"""The tasks that generate what they train on."""
+
+OF_TRL = ("sft", *PREFERENCE, *ONLINE)
 """The tasks that one of TRL's trainers runs, with its own LM head."""
 
 TRL = "TRL 1.16"

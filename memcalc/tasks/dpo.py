@@ -45,6 +45,10 @@ class Dpo(NamedTuple):
     def disables_dropout(self) -> bool:
         return True
 
+    @property
+    def scored(self) -> int | None:
+        return None
+
     def sequences(self, batch: Dim) -> Dim:
         return Dim("2·batch", 2 * batch.size, tuple(2 * c for c in batch.poly))  # type: ignore[arg-type]
 

@@ -50,6 +50,8 @@ class Asked:
     labels: Tensor
     metrics: tuple[str, ...]
     """The outputs besides log-probabilities, of entropy, mean_logits and is_top1."""
+    scored: Dim | None = None
+    """The positions of a sequence that have a label; None: all but the first."""
     outputs: tuple[Tensor, ...] = ()
     """The fields of FusedCausalLMOutput, as long as the task holds it."""
 
@@ -72,7 +74,7 @@ def fused_lm_head(head: Module, logits: Callable[[Tensor], Tensor], hidden_state
     fewer = shorter(hidden_states.shape[1])
     hidden_states, labels = narrow(hidden_states, 1, fewer), narrow(asked.labels, 1, fewer)
     mask = like(labels, "positions with a label", boolean)
-    rows = merge(*mask.shape)
+    rows = merge(mask.shape[0], asked.scored or mask.shape[1])
     per_token = _log_probs(
         chosen_rows(hidden_states, mask, rows, "hidden states of the labels"),
         head.weight(),

@@ -48,6 +48,10 @@ class Kto(NamedTuple):
     def disables_dropout(self) -> bool:
         return True
 
+    @property
+    def scored(self) -> int | None:
+        return None
+
     def sequences(self, batch: Dim) -> Dim:
         return batch
 

@@ -85,3 +85,25 @@ def _sum_without_nan_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     (a,) = node.unpack()
     _counted = like(a, "elements that count", boolean)
     return [like(a, "gradient of the elements")]
+
+
+def smaller(a: Tensor, b: Tensor) -> Tensor:
+    """Compute `torch.min(a, b)`. It saves both."""
+    node = Node(a.memory, _smaller_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = of_two(a, b, "minimum")
+    out.node = node
+    return out
+
+
+def _smaller_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    a, b = node.unpack()
+    return [_share_of(a, b, grads[0]), _share_of(b, a, grads[0])]
+
+
+def _share_of(a: Tensor, b: Tensor, grad: Tensor) -> Tensor:
+    """Compute `where(a == b, grad / 2, grad).masked_fill_(a > b, 0)`."""
+    equal, half = of_two(a, b, "equal", boolean), like(grad, "half of the gradient")
+    share = like(grad, "minimum gradient")
+    _larger = of_two(a, b, "larger", boolean)
+    del equal, half
+    return share

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32
 from memcalc.core.tensor import Autocast
 from memcalc.families.base.blocks import lm_head_loss
@@ -18,7 +19,6 @@ from memcalc.tasks.reference import reference_run
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from memcalc.core.dims import Dim
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.module import Input, Run
     from memcalc.tasks.task import Task
@@ -42,7 +42,8 @@ class _Tasked(Program):
 
     def branch(self, batch: int, seq: int) -> Hashable:
         sequences = self.task.per_example * batch
-        return super().branch(sequences, seq), position_tiles(sequences * (seq - 1))
+        scored = self.task.scored or seq - 1
+        return super().branch(sequences, seq), position_tiles(sequences * scored)
 
     def forward(self, run: Run, *batch: Tensor) -> Tensor:
         return self.task.loss(Models(self, run), *batch)
@@ -79,7 +80,8 @@ class Models:
         """Run a model's forward, in a context of autocast of its own (accelerate's prepare_model)."""
         memory, enabled = run.memory, run.memory.grad_enabled
         memory.grad_enabled = graph
-        run.asked = asked = Asked(labels, metrics)
+        scored = self._program.task.scored
+        run.asked = asked = Asked(labels, metrics, None if scored is None else Dim("completion", scored))
         kernels = memory.kernels
         memory.kernels = {**kernels, lm_head_loss: fused_lm_head}
         try:
@@ -126,4 +128,12 @@ def with_task(program: Program, task: Task, model_type: str) -> Program:
         own.adapters = replace(own.adapters, how=own.adapters.how._replace(dropout=0.0))
     own.__class__ = _class(type(program))
     own.task = task
+    return own
+
+
+def without_task(program: Program) -> Program:
+    """Return a copy of a task's program with the family's own forward."""
+    _, _, of, *_ = type(program).__mro__  # as `_class` makes it
+    own: Any = copy.copy(program)
+    own.__class__ = of
     return own

@@ -40,6 +40,10 @@ class Sft(NamedTuple):
     def disables_dropout(self) -> bool:
         return False
 
+    @property
+    def scored(self) -> int | None:
+        return None
+
     def sequences(self, batch: Dim) -> Dim:
         return batch
 

@@ -31,6 +31,11 @@ class Task(Protocol):
         """Return True if the trainer switches off every nn.Dropout."""
         ...
 
+    @property
+    def scored(self) -> int | None:
+        """Return the tokens at a sequence's end that alone have labels; None: all but the first one do."""
+        ...
+
     def sequences(self, batch: Dim) -> Dim:
         """Return the sequences of a forward for a micro-batch."""
         ...

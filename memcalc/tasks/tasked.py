@@ -22,6 +22,20 @@ class ChosenTask(Chosen, Protocol):
     def precompute_reference(self) -> bool | None: ...
     @property
     def padded(self) -> bool: ...
+    @property
+    def dp(self) -> int | None: ...
+    @property
+    def micro_batch_size(self) -> int: ...
+    @property
+    def global_batch_size(self) -> int | None: ...
+    @property
+    def completion_len(self) -> int | None: ...
+    @property
+    def steps_per_generation(self) -> int | None: ...
+    @property
+    def num_iterations(self) -> int | None: ...
+    @property
+    def beta(self) -> float | None: ...
 
 
 def tasked(model: Model, chosen: ChosenTask) -> Model:
@@ -42,6 +56,10 @@ def _task(chosen: ChosenTask) -> Task:
         from memcalc.tasks.sft import Sft
 
         return Sft(chosen.padded)
+    if chosen.task == "grpo":
+        from memcalc.tasks.generating import grpo_of
+
+        return grpo_of(chosen)
     how = bool(chosen.precompute_reference), chosen.padded
     if chosen.task == "kto":
         from memcalc.tasks.kto import Kto

@@ -36,6 +36,7 @@ def paths(value: Any, path: str = "") -> Iterator[str]:
 
 DOCUMENTS = [memcalc.estimate(model, **options).to_dict() for model, options in SETUPS]
 DOCUMENTS.append(memcalc.estimate("gpt2", gpus=2, zero=2, offload_optimizer="cpu").to_dict())
+DOCUMENTS.append(memcalc.estimate("llama-7b", task="grpo", micro_batch_size=8, seq_len=64).to_dict())
 DOCUMENTS.append(memcalc.estimate(params="7B", gpus=8, zero=2, gpu="h100-80gb").to_dict())
 REAL = {path for document in DOCUMENTS for path in paths(document)}
 

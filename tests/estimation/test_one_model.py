@@ -18,6 +18,7 @@ FSDP: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 8}
 FSDP1 = FSDP | {"engine": "fsdp1"}
 PIPED = FSDP | {"pp": 2, "global_batch_size": 64}
 HOOKED: dict[str, Any] = {"engine": "ddp", "gpus": 4, "precision": "fp32", "comm_hook": "powersgd"}
+GRPO: dict[str, Any] = {"task": "grpo", "precision": "bf16", "micro_batch_size": 8, "num_iterations": 2}
 ADAPTED: dict[str, Any] = {"lora_rank": 4, "precision": "bf16"}
 QUANTISED: dict[str, Any] = {
     "lora_rank": 4, "quantize": "nf4", "base_dtype": "bf16", "precision": "bf16-autocast", "quantize_compute_dtype": "bf16",
@@ -53,7 +54,9 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "input_require_grads": (ADAPTED | {"recompute": "full"}, (False,)), "base_dtype": (QUANTISED, ("fp16",)),
     "quantize": (QUANTISED, ("fp4",)), "double_quant": (QUANTISED, (True,)), "quantize_compute_dtype": (QUANTISED, ("fp32",)),
     "prepare_kbit_training": (QUANTISED, (True,)), "task": ({"precision": "bf16", "micro_batch_size": 2}, ("dpo", "kto")),
-    "precompute_reference": ({"task": "dpo", "precision": "bf16"}, (True,)), "offload_optimizer": (ZERO, ("cpu",)),
+    "precompute_reference": ({"task": "dpo", "precision": "bf16"}, (True,)), "completion_len": (GRPO, (4, 20)),
+    "num_generations": (GRPO, (4, 8)), "steps_per_generation": (GRPO, (2, 3)), "num_iterations": (GRPO, (1, 3)),
+    "beta": (GRPO, (0.1,)), "offload_optimizer": (ZERO, ("cpu",)),
     "gpu": ({}, ("a100-80gb", "v100-32gb")), "network_gbps": (ZERO | {"gpu": "a100-80gb"}, (100.0,)),
     "gemm_efficiency": ({"gpu": "a100-80gb"}, (0.5,)), "attention_efficiency": ({"gpu": "a100-80gb"}, (0.5,)),
     "memory_efficiency": ({"gpu": "a100-80gb"}, (0.5,)),

@@ -54,6 +54,7 @@ NAMES = [
     "lstm",
     "kv-cache",
     "paged-attention",
+    "grpo",
 ]
 
 

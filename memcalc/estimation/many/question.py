@@ -18,6 +18,7 @@ from memcalc.estimation.report import PHASES
 from memcalc.formats.given import with_files
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import WHOLE, Options, check_options, option_name, refuse
+from memcalc.setup.generation_checks import refuse_generation
 from memcalc.setup.resolved import data_parallel_degree, resolve
 from memcalc.tasks.tasked import tasked
 
@@ -102,6 +103,7 @@ def many(model: str | os.PathLike[str] | Mapping[str, Any] | Model, **options: A
     loaded.check_step()
     arrays, scalars = _apart(options)
     fixed = check_options(scalars)
+    refuse_generation(fixed, "arrays of options")
     gpu = None
     if fixed.gpu is not None:
         from memcalc.inputs.gpu import load_gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.core.rows import COMPONENTS
-from memcalc.estimation.report import PHASES
+from memcalc.estimation.report import PHASES, ROLLOUT
 from memcalc.pictures.html.bars import Bar, bars, limit_words
 from memcalc.pictures.html.components import LABELS, labelled, legend
 from memcalc.pictures.html.markup import Cell, Markup, element, of_bytes, section, table
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def phases(report: Report) -> Markup:
     """Return the bars of the phases and of the device, and a table with their bytes."""
-    by_phase = {phase: _at(report, phase) for phase in PHASES}
+    own = PHASES if report.rollout is None else (ROLLOUT, *PHASES)
+    by_phase = {phase: _at(report, phase) for phase in own}
     at_peak = by_phase[report.peak_phase]
     beside = {item.component: 0 for item in report.overheads}
     for item in report.overheads:

@@ -1,0 +1,95 @@
+"""The options of tasks that generate what they train on (`--task grpo`): defaults as TRL's GRPOConfig has them, and refusals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.setup.batches import global_batch_size_of, seq_len_of
+from memcalc.tasks import ONLINE
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+COMPLETION: Final = 512
+"""TRL's max_completion_length."""
+GENERATIONS: Final = 8
+"""TRL's num_generations."""
+OPTIONS: Final = ("completion_len", "num_generations", "steps_per_generation", "num_iterations", "beta")
+
+
+_DROPOUTS: Final = (
+    "activation_dropout", "attention_dropout", "attn_pdrop", "dropout", "embd_pdrop", "embed_dropout", "embedding_dropout",
+    "ffn_dropout", "hidden_dropout", "resid_dropout", "resid_pdrop", "residual_dropout",
+)  # fmt: skip
+
+
+def with_generation(options: Options, model: Model | None, dp: int) -> Options:
+    """Return the options with the defaults of a generation. Raise InputError for its options beside another task, and for
+    lengths and batches that TRL refuses."""
+    if options.task not in ONLINE:
+        for name in OPTIONS:
+            if getattr(options, name) is not None:
+                refuse(name, getattr(options, name), f"is an option of --task {' and '.join(ONLINE)}; allowed: with it")
+        return options
+    if model is None:
+        return options  # refused by name later
+    seq = seq_len_of(options, model)
+    completion = options.completion_len
+    if completion is None:
+        completion = COMPLETION if seq > COMPLETION else max(1, seq // 2)
+    if completion >= seq:
+        why = f"with --seq-len {seq}, the tokens of a prompt and its completion together; allowed: 1 to {seq - 1}"
+        if seq < 2:
+            refuse("seq_len", seq, f"--task {options.task} needs a prompt and a completion; allowed: 2 or more")
+        refuse("completion_len", completion, why)
+    global_batch_size = global_batch_size_of(options, dp)
+    steps = options.steps_per_generation or global_batch_size // (dp * options.micro_batch_size)
+    together = dp * options.micro_batch_size * steps
+    given = options.num_generations
+    if given is not None and together % given:
+        why = f"does not divide the {together} completions that are generated together (dp · micro-batch · steps per generation)"
+        refuse("num_generations", given, f"{why}; allowed: a divisor from 2 up, or --micro-batch-size {given}")
+    generations = given or GENERATIONS
+    return options._replace(
+        dp=dp,
+        seq_len=seq,
+        global_batch_size=global_batch_size,
+        completion_len=completion,
+        num_generations=generations,
+        steps_per_generation=steps,
+        num_iterations=options.num_iterations or 1,
+        beta=options.beta or 0.0,
+    )
+
+
+def refuse_generation(options: Options, where: str) -> None:
+    """Raise InputError for a task that generates, in a question about many setups at once, whose answers leave a rollout out."""
+    if options.task in ONLINE:
+        refuse(
+            "task", options.task, f"with {where} {NOT_YET}pretrain, sft, or memcalc estimate for one setup at a time"
+        )
+
+
+def check_generation(options: Options, model: Model) -> None:
+    """Raise InputError for what is not modelled beside a task that generates."""
+    task, program = options.task, model.whole.program
+    if program.source or program.cacheless is not None or not program.decodes or not program.one_stack:
+        refuse("task", task, f"for a {model.model_type}, whose generation has no run on paper, {NOT_YET}pretrain, sft")
+    for name in _DROPOUTS:
+        if getattr(program.config, name, 0.0):
+            why = f"for a {model.model_type} whose {name} is not 0, as the model generates in training mode,"
+            refuse("task", task, f"{why} {NOT_YET}sft, or a configuration with {name} 0")
+    if options.padded:
+        refuse("padded", True, f"with --task {task} {NOT_YET}off (prompts of one length)")
+    for name in ("quantize", "offload_optimizer"):
+        if getattr(options, name) != "none":
+            refuse(name, getattr(options, name), f"with --task {task} {NOT_YET}none")
+    if options.lora_dropout:
+        why = f"with --task {task}, whose model generates in training mode, {NOT_YET}0"
+        refuse("lora_dropout", options.lora_dropout, why)
+    for name in ("base_dtype", "modules_to_save"):
+        if getattr(options, name) is not None:
+            refuse(name, getattr(options, name), f"with --task {task} {NOT_YET}leave it out")
+    if options.dora:
+        refuse("dora", True, f"with --task {task} {NOT_YET}off")
