@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from memcalc.cli.options import tokens
+from memcalc.cli.options import LENGTHS, tokens
 from memcalc.errors import InputError
 from memcalc.inputs.options import EFFICIENCIES, FLAGS, WHOLE, option_name
 
@@ -57,7 +57,7 @@ def _words(name: str, text: str) -> list[str]:
 
 def _value(name: str, word: str) -> Any:
     """Return a word as the option's value; a word that is none stays a word, which `check_options` refuses."""
-    if name == "seq_len":
+    if name in LENGTHS:
         return tokens(word)
     if name in FLAGS:
         return _STATES.get(word, word)

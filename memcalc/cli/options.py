@@ -15,6 +15,8 @@ _PARALLEL = "GPUs and parallelism"
 METHOD = "Batch and method"
 _BATCH = METHOD
 KNOBS = "Knobs of one engine"
+LENGTHS = ("seq_len", "completion_len")
+"""The options that are tokens, also as 4k."""
 SWITCHES = (
     "sequence_parallel",
     "overlap_comm",
@@ -353,7 +355,7 @@ def setup_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the setup options that were given on the command line, as `memcalc.estimate` takes them."""
     setup = {name: value for name, value in given.items() if value is not None and value is not False}
     setup |= {name: False for name in SWITCHES if given.get(name) is False}
-    return setup | {name: tokens(value) for name, value in setup.items() if name == "seq_len"}
+    return setup | {name: tokens(value) for name, value in setup.items() if name in LENGTHS}
 
 
 def tokens(text: str) -> int | str:

@@ -116,7 +116,7 @@ PrecomputeReference = Annotated[
     ),
 ]
 CompletionLen = Annotated[
-    int | None,
+    str | None,
     option(
         "GRPO: tokens of a generated completion, the last ones of --seq-len (max_completion_length). "
         "(default: 512, or half of a shorter sequence)",

@@ -15,7 +15,7 @@ from memcalc.quantized.left_behind import kept_by_graph
 from memcalc.quantized.targets import quantized_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.linear_modules import Place
@@ -65,6 +65,11 @@ def quantized(program: Program, model_type: str, how: Quantization | EightBits) 
     if how.autocast is None or not any(call.has_bias for call in places.values()):
         return own
     return _with(program, _KeepsInputs, _with_biases(own, of_run, how))
+
+
+def with_quantized_weights(program: Program, packing: FourBit, packed: Iterable[Place]) -> Program:
+    """Return a copy of the program that keeps the weights of these layers in 4 bits."""
+    return _with(program, _Quantized, dict.fromkeys(packed, packing))
 
 
 def _with_biases(
