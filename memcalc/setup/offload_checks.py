@@ -33,8 +33,6 @@ def _check_zero(name: str, options: Options) -> None:
     if options.zero < least:
         stages = "3" if least == 3 else "1, 2, 3"
         refuse(name, value, f"with ZeRO {options.zero} DeepSpeed keeps all on the GPU; allowed: with --zero {stages}")
-    if name == "offload_params":
-        refuse(name, value, f"with engine deepspeed {NOT_YET}none")
 
 
 def _check_deepspeed(name: str, options: Options, model: Model) -> None:
