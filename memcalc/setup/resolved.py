@@ -26,7 +26,7 @@ from memcalc.setup.methods import (
     sync_each_micro_batch_of,
     with_kernels_of_liger,
 )
-from memcalc.setup.offload_checks import check_offload
+from memcalc.setup.offload_checks import check_offload, offload_optimizer_of
 from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
 from memcalc.setup.parameter_server_checks import check_parameter_server, servers_of
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
@@ -142,7 +142,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         **quantized_options(options),
         task=options.task,
         precompute_reference=precompute_reference_of(options),
-        offload_optimizer=options.offload_optimizer,
+        offload_optimizer=offload_optimizer_of(options, engine),
         offload_params=options.offload_params,
         gpu=options.gpu,
         network_gbps=network_gbps(options),
