@@ -8,16 +8,18 @@ torch/distributed/fsdp/_fully_shard: _fsdp_param.py (_init_sharded_param, all_ga
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from memcalc.core.dims import numel
 from memcalc.core.dtypes import fp32
 from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, input_rows
+from memcalc.engines.fsdp2.backward_units import elements_of_blocks
 from memcalc.engines.fsdp2.engine import sharded_dtype, states_and_step
 from memcalc.engines.fsdp2.no_sync import NoSyncStep
 from memcalc.engines.fsdp2.stages import WaitingUnit
 from memcalc.engines.fsdp2.step import GATHERED, Sharding, Step, Unit
 from memcalc.offload.host import HostRow
+from memcalc.offload.transfers import Transfer
 
 if TYPE_CHECKING:
     from memcalc.core.dims import Dim
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
     from memcalc.tape.runs import Trace
 
+_COPIED: Final = "shard, copied from the host"
 _PARAM: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_param.py"
 _COLLECTIVES: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 _ADAM: Final = "torch/optim/adam.py"
@@ -62,7 +65,7 @@ class UnitFromHost(Unit):
     def _from_host(self, parameter: str, elements: Dim) -> Tensor:
         """Return a shard on the GPU in the dtype that is gathered."""
         sharded = self.sharding.sharded
-        copied = self._allocate(elements, "shard, copied from the host", sharded, "gathered", scope=parameter)
+        copied = self._allocate(elements, _COPIED, sharded, "gathered", scope=parameter)
         if self.run.dtype is sharded:
             return copied
         return self._of(parameter, elements, "shard, cast to be gathered")
@@ -132,6 +135,19 @@ def on_host(model: Model, setup: Setup) -> list[HostRow]:
         HostRow("pinned", "gradients", of, pinned, dtype, "backward to step", _COLLECTIVES),
         *(HostRow("paged", name, of, pinned, dtype, "always", _ADAM) for name in states),
         HostRow("paged", "steps of the optimizer", "numbers", (1,) * blocks, fp32, "always", _ADAM),
+    ]
+
+
+def transfers(model: Model, setup: Setup, run: Trace, on_paper: int) -> list[Transfer]:
+    """Return what a rank copies in a step. The run has `on_paper` micro-batches; gradients leave once for each reduction."""
+    dtype, many = sharded_dtype(setup), setup.micro_batches
+    reductions = 1 if setup.keeps_whole_gradients else many
+    phases: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+    copied = [(phase, elements_of_blocks(run, _COPIED, phase) // on_paper) for phase in phases]
+    reduced = sum(_shards(w, setup)[0] * model.trained(w) for w in model.weight_classes)
+    return [
+        *(Transfer("shards", phase, "to the GPU", n, many, dtype, _PARAM) for phase, n in copied if n),
+        Transfer("gradients", "backward", "to the host", reduced, reductions, dtype, _COLLECTIVES),
     ]
 
 

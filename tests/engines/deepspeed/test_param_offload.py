@@ -11,6 +11,7 @@ from deepspeed_oracle import OPTIONS, PRECISIONS, SIZES
 from param_offload_oracle import Moved, param_offload_step
 
 import memcalc
+from memcalc.engines.transfers import transfers
 from memcalc.offload.host import totals
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
@@ -91,3 +92,12 @@ def test_what_is_sent(config: Any, how: dict[str, Any]) -> None:
     for one in ours(config, how).collectives:
         found[one.collective, one.dtype] += one.payload
     assert how["gpus"] == 1 or found == sent
+
+
+@each
+def test_what_is_copied(config: Any, how: dict[str, Any]) -> None:
+    report = ours(config, how)
+    found: Counter[tuple[str, str]] = Counter()
+    for one in transfers(report.model, report.setup, report.rank):
+        found[one.phase, one.way] += one.nbytes
+    assert found == real(config, how).copied

@@ -13,6 +13,7 @@ from fsdp2_offload_oracle import fsdp2_offload_step
 from param_offload_oracle import Moved
 
 import memcalc
+from memcalc.engines.transfers import transfers
 from memcalc.errors import InputError
 from memcalc.offload.host import totals
 
@@ -110,3 +111,12 @@ def test_what_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError) as error:
         memcalc.estimate("llama-7b", engine="fsdp2", gpus=4, **options)
     assert str(error.value).startswith(why)
+
+
+@each
+def test_what_is_copied(config: Any, how: dict[str, Any]) -> None:
+    report = ours(config, how)
+    found: Counter[tuple[str, str]] = Counter()
+    for one in transfers(report.model, report.setup, report.rank):
+        found[one.phase, one.way] += one.nbytes
+    assert found == real(config, how).copied
