@@ -55,10 +55,12 @@ def param_offload_step(
     *,
     gpus: int,
     optimizer: str = "none",
+    params: str = "cpu",
     rank: int = 0,
     precision: str = "bf16",
     seq_len: int = 16,
     micro_batches: int = 1,
+    clipping: float = 0.0,
     recompute: bool = False,
     steps: int = 3,
     frozen: tuple[str, ...] = (),
@@ -69,8 +71,8 @@ def param_offload_step(
 
     places = PlacesOnce()
     mode = TwoPlaces(places)
-    settings = configuration(3, precision, micro_batches, 0.0, options)
-    settings["zero_optimization"] |= {"offload_optimizer": {"device": optimizer}, "offload_param": {"device": "cpu"}}
+    settings = configuration(3, precision, micro_batches, clipping, options)
+    settings["zero_optimization"] |= {"offload_optimizer": {"device": optimizer}, "offload_param": {"device": params}}
     with contextlib.ExitStack() as stack:
         stack.enter_context(beside_host(gpus, rank, places))
         model = build(config, "sdpa", torch.float32)

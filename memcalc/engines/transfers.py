@@ -1,4 +1,4 @@
-"""What the ranks of an engine copy between GPU and host in a step, where that is known."""
+"""Returns what the ranks of an engine copy between GPU and host in a step, where that is known."""
 
 from __future__ import annotations
 

@@ -82,7 +82,11 @@ def _of_copies(report: Report) -> list[str]:
 
         rate = link_rate(report.gpu)
         seconds = None if isinstance(rate, Unknown) else sum(moved.values()) / rate
-        least = f": {rate.missing}" if isinstance(rate, Unknown) else f": at least {show_seconds(seconds or 0.0)} by the data sheet"
+        least = (
+            f": {rate.missing}"
+            if isinstance(rate, Unknown)
+            else f": at least {show_seconds(seconds or 0.0)} by the data sheet"
+        )
     return [f"host link: each rank copies {said} in a step{least}"]
 
 

@@ -80,10 +80,6 @@ def _check_deepspeed(name: str, options: Options, model: Model) -> None:
         refuse("optimizer_implementation", options.optimizer_implementation, f"{why}; allowed: leave it out")
     if options.precision not in _PRECISIONS:
         refuse(name, value, f"with precision {options.precision} {NOT_YET}with --precision {', '.join(_PRECISIONS)}")
-    if options.zero == 3 and options.precision == "fp16-mixed":
-        refuse(name, value, f"with ZeRO-3 and precision fp16-mixed {NOT_YET}with --precision fp32, bf16-mixed")
-    if options.zero == 3 and options.clip_grad_norm:
-        refuse(name, value, f"with ZeRO-3 and --clip-grad-norm {NOT_YET}without it")
     for axis in _AXES:
         if getattr(options, axis) > 1:
             refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")

@@ -1,4 +1,4 @@
-"""What ZeRO-3 copies between the GPU and the host in a step, if the host has the weights.
+"""The copies of ZeRO-3 between the GPU and the host in a step, if the host has the weights.
 
 A weight's part goes to the GPU for each of its all-gathers. Without the optimizer on the host the update ends on the GPU in fp32;
 `copy_` to the host's 16-bit part waits, so torch moves fp32 and casts it on the host (aten/src/ATen/native/cuda/Copy.cu,
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from memcalc.core.dims import numel
-from memcalc.core.dtypes import fp32
+from memcalc.core.dtypes import boolean, fp16, fp32
 from memcalc.engines.deepspeed.sub_groups import sub_groups_of
 from memcalc.engines.deepspeed.zero_layout import STAGE_3, sizes_of, thresholds_of, unreached
 from memcalc.offload.transfers import Transfer
@@ -40,8 +40,15 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Transfer]:
         Transfer("gradients", "backward", "to the host", reduced, many, dtype, STAGE_3),
         Transfer("gradients, read back", "backward", "to the GPU", reduced, many, dtype, STAGE_3),
         Transfer("gradients in fp32", "backward", "to the host", reduced, 1, fp32, STAGE_3),
+        *_overflow(setup),
         Transfer("norms", "step", "to the host", norms, 1, fp32, STAGE_3),
     ]
+
+
+def _overflow(setup: Setup) -> list[Transfer]:
+    """Return the copy of fp16's flag of an overflow, which all ranks reduce (has_overflow)."""
+    flag = Transfer("whether a gradient overflowed", "step", "to the GPU", 1, 1, boolean, STAGE_3)
+    return [flag] if setup.compute_dtype is fp16 else []
 
 
 def _parts_of_gathers(setup: Setup, sent: Sequence[Sent]) -> list[Transfer]:
