@@ -1,7 +1,7 @@
 """The time of copies between GPU and host: their bytes over one direction of the link, with nothing hidden.
 
-The rate is the data sheet's, so the time is the least that the copies take. GPUs that share a switch, and processes whose memory is
-another socket's, have less.
+The rate is the data sheet's, so the time is the least that the copies take. GPUs that share a switch, and processes whose
+memory is another socket's, have less.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The copies of ZeRO-3 between the GPU and the host in a step, if the host has the weights.
 
-A weight's part goes to the GPU for each of its all-gathers. Without the optimizer on the host the update ends on the GPU in fp32;
-`copy_` to the host's 16-bit part waits, so torch moves fp32 and casts it on the host (aten/src/ATen/native/cuda/Copy.cu,
+A weight's part goes to the GPU for each of its all-gathers. Without the optimizer on the host the update ends on the GPU in
+fp32; `copy_` to the host's 16-bit part waits, so torch moves fp32 and casts it on the host (aten/src/ATen/native/cuda/Copy.cu,
 copy_kernel_cuda). With it, each reduced gradient's part goes to the host, is read back for its norm, and goes once more in
 fp32 with the last micro-batch (stage3.py: partition_grads, _offload_grad_partition_at_boundary).
 """

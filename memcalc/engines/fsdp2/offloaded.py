@@ -143,10 +143,13 @@ def transfers(model: Model, setup: Setup, run: Trace, on_paper: int) -> list[Tra
     dtype, many = sharded_dtype(setup), setup.micro_batches
     reductions = 1 if setup.keeps_whole_gradients else many
     phases: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
-    copied = [(phase, elements_of_blocks(run, _COPIED, phase) // on_paper) for phase in phases]
     reduced = sum(_shards(w, setup)[0] * model.trained(w) for w in model.weight_classes)
     return [
-        *(Transfer("shards", phase, "to the GPU", n, many, dtype, _PARAM) for phase, n in copied if n),
+        *(
+            Transfer("shards", phase, "to the GPU", copied // on_paper, many, dtype, _PARAM)
+            for phase in phases
+            if (copied := elements_of_blocks(run, _COPIED, phase))
+        ),
         Transfer("gradients", "backward", "to the host", reduced, reductions, dtype, _COLLECTIVES),
     ]
 
