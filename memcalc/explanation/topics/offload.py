@@ -37,7 +37,7 @@ WEIGHTS: Final = Rule(
 )
 _ON_HOST: Final = Words("on the host of a node, by kind of memory", "一个节点的主机内存，按内存种类")
 _BLOCKS: Final = Words(
-    "The tensors have 20 bytes for each weight: gradients are there in 16 bits too. torch rounds each pinned block up to a power "
+    "The tensors have 20 bytes for each weight: 16-bit gradients too. torch rounds each pinned block up to a power "
     "of two, which is all that is left of the factor.",
     "张量共为每个权重 20 字节：还有一份 16 位梯度。torch 把每个锁页内存块向上取到 2 的幂，公式中的余量只剩这一项。",
 )
@@ -62,7 +62,7 @@ TOPIC: Final = Topic(
     text=(
         Words(
             "The optimizer is used once in a step, so its states can lie in the host's memory, and the CPU updates the weights "
-            "there. Weights are used twice in a micro-batch. If they lie on the host, each rank copies its part to the GPU before "
+            "there. Weights are used twice in a micro-batch. If the host has them, each rank copies its part to the GPU before "
             "every all-gather. The GPU keeps what is gathered, the activations, and the buffers of the reduction.",
             "优化器每步只用一次，因此其状态可以放在主机内存里，由 CPU 更新权重。权重在每个微批次中要用两次：放在主机上时，"
             "每个 rank 在每次 all-gather 之前把自己的分片拷到 GPU。GPU 上保留收集到的权重、激活值和规约用的缓冲区。",
