@@ -111,14 +111,17 @@ def validate(
 
 
 def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
-    """Raise InputError for parts of ZeRO++, whose quantiser has no version for the CPU and which no run asks DeepSpeed for."""
+    """Raise InputError for parts of ZeRO++, whose quantiser has no version for the CPU and which no run asks DeepSpeed for,
+    and for weights on the host."""
     from memcalc import estimate
     from memcalc.inputs.file_options import FILES
     from memcalc.inputs.options import NOT_YET, PLUS_PLUS, refuse
 
-    if not any(name in given for name in (*PLUS_PLUS, *FILES)):
+    if not any(name in given for name in (*PLUS_PLUS, "offload_params", *FILES)):
         return
     setup = estimate(model, **given).setup
+    if setup.offload_params != "none":
+        refuse("offload_params", setup.offload_params, f"in a run {NOT_YET}none; memcalc estimate takes it")
     for name, off in PLUS_PLUS.items():
         if getattr(setup, name) != off:
             shown = "off" if off is False else off

@@ -24,7 +24,7 @@ _AXES: Final = {
     "deepspeed": {"tp": "deepspeed", "pp": "deepspeed", "cp": "accelerate, deepspeed"},
 }  # fmt: skip
 """The axes that the file cannot say with an engine -> the formats that can. AutoEP is in DeepSpeed's JSON."""
-_OF_FSDP: Final = frozenset({"engine", "zero", "shard_group"})
+_OF_FSDP: Final = frozenset({"engine", "zero", "shard_group", "offload_optimizer", "offload_params"})
 _OF_DEEPSPEED: Final = frozenset({
     "engine", "zero", "shard_group", "ep", "grad_dtype", "overlap_comm", "offload_optimizer", "offload_params",
     *DEFAULT_SIZES, *PLUS_PLUS,
@@ -76,6 +76,8 @@ def _sharded(setup: Setup) -> Part:
     keys: dict[str, Any] = {"version": 2, "reshard_after_forward": setup.zero == 3}
     if has_own_recomputation(setup) and setup.recompute == "full" and setup.recompute_layers is None:
         keys["activation_checkpointing"] = True
+    if setup.offload_params != "none":
+        keys["cpu_offload"] = True
     return Part({"fsdp": True, "fsdp_config": keys}, _OF_FSDP)
 
 

@@ -13,7 +13,7 @@ from memcalc.pipelining.schedules import NAMES, flushes, schedule_of, updates_of
 from memcalc.registry import OF_DEEPSPEED
 from memcalc.report.grid_notes import grid_notes
 from memcalc.report.input_notes import input_notes
-from memcalc.units import show_bytes
+from memcalc.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -40,6 +40,7 @@ def notes(report: Report) -> list[str]:
         *_of_attention(report),
         *_of_codes(report),
         *_of_compression(report),
+        *_of_copies(report),
     ]
 
 
@@ -67,6 +68,30 @@ def _of_codes(report: Report) -> list[str]:
     if report.gpu is not None and (s.zero_quantized_weights or s.zero_quantized_gradients):
         out.append("the time of ZeRO++'s quantising kernels is not modelled and not in the time of a step")
     return out
+
+
+def _of_copies(report: Report) -> list[str]:
+    """Return notes on what a rank copies between GPU and host, if the host has the weights, and on the time of that."""
+    if report.setup.offload_params == "none":
+        return []
+    from memcalc.engines.transfers import transfers
+    from memcalc.offload.transfers import by_way
+
+    moved = by_way(transfers(report.model, report.setup, report.rank))
+    said = " and ".join(f"{show_bytes(n)} {way}" for way, n in moved.items())
+    least = ""
+    if report.gpu is not None:
+        from memcalc.timing.host_link import link_rate
+        from memcalc.timing.kernels import Unknown
+
+        rate = link_rate(report.gpu)
+        seconds = None if isinstance(rate, Unknown) else sum(moved.values()) / rate
+        least = (
+            f": {rate.missing}"
+            if isinstance(rate, Unknown)
+            else f": at least {show_seconds(seconds or 0.0)} by the data sheet"
+        )
+    return [f"host link: each rank copies {said} in a step{least}"]
 
 
 def _of_schedule(report: Report) -> list[str]:

@@ -28,7 +28,7 @@ from memcalc.setup.methods import (
     sync_each_micro_batch_of,
     with_kernels_of_liger,
 )
-from memcalc.setup.offload_checks import check_offload
+from memcalc.setup.offload_checks import check_offload, offload_optimizer_of
 from memcalc.setup.optimizer_checks import (
     check_engine_of_optimizer,
     check_optimizer_of_deepspeed,
@@ -156,7 +156,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         steps_per_generation=options.steps_per_generation,
         num_iterations=options.num_iterations,
         beta=options.beta,
-        offload_optimizer=options.offload_optimizer,
+        offload_optimizer=offload_optimizer_of(options, engine),
         offload_params=options.offload_params,
         gpu=options.gpu,
         network_gbps=network_gbps(options),

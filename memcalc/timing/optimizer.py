@@ -78,7 +78,7 @@ def updates(setup: Setup, parameters: Sequence[Parameter], dtype: DType, rates: 
         return multiplied
     name = f"{setup.optimizer}, {setup.optimizer_implementation}"
     made = [_moved(name, kernels.nbytes, kernels.calls, bandwidth, rates), *multiplied]
-    if setup.has_master_weights and setup.engine not in ("fsdp2", "fsdp1"):
+    if setup.has_master_weights and setup.engine not in ("fsdp2", "fsdp1") and setup.offload_params == "none":
         made.append(_moved("16-bit weights from the fp32 copy", elements * (4 + 2), 1, bandwidth, rates))
     if setup.clip_grad_norm or setup.engine in ("deepspeed", "megatron"):
         made.append(_moved("norm of the gradients", elements * ITEMSIZES[setup.grad_dtype], 1, bandwidth, rates))

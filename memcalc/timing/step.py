@@ -68,6 +68,9 @@ def step_time(report: Report) -> StepTime | Unknown:
     updates = update(report, rates)
     if isinstance(updates, Unknown):
         return updates
+    copied = _copied(report)
+    if isinstance(copied, Unknown):
+        return copied
     own = ranks[report.rank.number] if len(ranks) > 1 else ranks[0]
     times = updates_of(setup.schedule, setup.micro_batches)
     updates = [item._replace(seconds=times * item.seconds, calls=times * item.calls) for item in updates]
@@ -78,6 +81,7 @@ def step_time(report: Report) -> StepTime | Unknown:
     breakdown: dict[str, float] = dict(
         zip(PARTS, (computing, own.sums.recomputation, own.exposed, max(0.0, passes - busy), updating), strict=True)
     )
+    breakdown["exposed_communication"] += sum(item.seconds for item in copied)
     seconds = sum(breakdown.values())
     of_each = 1 if report.model.task is None else report.model.task.per_example
     tokens = setup.global_batch_size * of_each * (setup.seq_len or 0)
@@ -90,8 +94,17 @@ def step_time(report: Report) -> StepTime | Unknown:
         known,
         tokens / seconds,
         *_utilisation(whole, seconds),
-        [*own.items, *_bubble(breakdown), *updates],
+        [*own.items, *copied, *_bubble(breakdown), *updates],
     )
+
+
+def _copied(report: Report) -> list[Timed] | Unknown:
+    """Return the copies between GPU and host, which nothing hides; none if the weights are on the GPU."""
+    if report.setup.offload_params == "none":
+        return []
+    from memcalc.timing.host_link import copies
+
+    return copies(report)
 
 
 def rates_of(setup: Setup, gpu: GPU) -> Rates:

@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 
 def update(report: Report, rates: Rates) -> list[Timed] | Unknown:
     """Return the time of the update; Unknown if it runs on the host, whose speed is not known."""
-    if report.setup.offloads:
+    if report.setup.offload_optimizer != "none":
         return Unknown("the optimizer runs on the host, and nobody has said how fast the host is")
     return optimizer(report, rates)

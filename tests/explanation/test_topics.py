@@ -26,6 +26,7 @@ NAMES = [
     "mixed-precision",
     "zero",
     "zero-plus-plus",
+    "offload",
     "ddp",
     "fsdp",
     "fsdp1",

@@ -231,13 +231,13 @@ def test_a_deepspeed_file_has_to_match_the_trainers_defaults(key: str) -> None:
 
 
 def test_a_refusal_says_the_file_and_the_key() -> None:
-    moved = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+    moved = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}
     with pytest.raises(
-        InputError, match=r"^--offload-params cpu: .*\(from --deepspeed: zero_optimization.offload_param.device\)$"
+        InputError, match=r"^--offload-params nvme: .*\(from --deepspeed: zero_optimization.offload_param.device\)$"
     ):
         setup_of(gpus=4, deepspeed=moved)
-    with pytest.raises(InputError, match=r"^--offload-params cpu: [^(]*$"):
-        setup_of(gpus=4, zero=3, offload_params="cpu")
+    with pytest.raises(InputError, match=r"^--offload-params nvme: [^(]*$"):
+        setup_of(gpus=4, zero=3, offload_params="nvme")
 
 
 def test_files_that_contradict_each_other_are_refused() -> None:

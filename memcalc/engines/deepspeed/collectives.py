@@ -281,7 +281,7 @@ def step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
     if dtype.name == "fp16":
         out.append(Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=STAGE_3))
     of = [group.ranks for group in sub_groups_of(model, setup)]
-    own, number = kinds_of(model, dp), fp32 if setup.offloads else fp64
+    own, number = kinds_of(model, dp), fp64 if setup.offload_optimizer == "none" else fp32
     for kind in own:
         out += _norms("dp", f"gradient norm{kind.of}", kind.ranks, of.count(kind.ranks), number)
     if len(own) > 1:

@@ -1,4 +1,4 @@
-"""The holdings of a rank whose optimizer the host keeps, or that runs ZeRO++. Both are rare and imported on demand."""
+"""The holdings of a rank whose optimizer or weights the host keeps, or that runs ZeRO++. All are rare and imported on demand."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def stage_3(model: Model, setup: Setup, held: Holdings, kept: list[Row], over: Z
         from memcalc.engines.deepspeed.zero_plus_plus_held import holdings
 
         return holdings(model, setup, held, over)
+    if setup.offload_params != "none":
+        from memcalc.engines.deepspeed import offloaded_params
+
+        return offloaded_params.on_gpu(model, setup, held, over)
     from memcalc.engines.deepspeed.offloaded_3 import on_gpu
 
     return on_gpu(model, setup, held, kept, over)

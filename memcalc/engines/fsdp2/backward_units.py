@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from memcalc.core.dims import numel
 from memcalc.engines.fsdp2.step import GATHERED, REDUCED
 
 if TYPE_CHECKING:
@@ -40,6 +41,19 @@ def _layers_with(run: Trace, name: str, phase: str) -> Iterator[int]:
             layer = run.rows[event].layer
             if layer is not None:
                 yield from _real(run, layer)
+
+
+def elements_of_blocks(run: Trace, name: str, phase: str) -> int:
+    """Return the elements of all blocks of this name that a run allocates in a phase, over the real layers."""
+    phases = {place: of for place, of, _ in run.segments}
+    now, elements = "", 0
+    for place, event in enumerate(run.log):
+        now = phases.get(place, now)
+        if event >= 0 and now == phase and run.rows[event].name == name:
+            row = run.rows[event]
+            layers = 1 if row.layer is None else sum(1 for _ in _real(run, row.layer))
+            elements += layers * numel(row.shape)[0]
+    return elements
 
 
 def _real(run: Trace, layer: int) -> Iterator[int]:

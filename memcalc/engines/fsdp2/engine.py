@@ -50,6 +50,10 @@ _COLLECTIVES: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
+    if setup.offload_params != "none":
+        from memcalc.engines.fsdp2.offloaded import on_gpu
+
+        return on_gpu(model, setup)
     always, step, sharding = states_and_step(model, setup)
     inputs = input_rows(model, setup, sharded_dtype(setup), setup.compute_dtype)
     on_paper = min(setup.micro_batches, ENOUGH_MICRO_BATCHES) if setup.keeps_whole_gradients else 1

@@ -17,6 +17,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "ddp",
         "zero",
         "zero-plus-plus",
+        "offload",
         "fsdp",
         "fsdp1",
         "activations",
