@@ -84,6 +84,7 @@ def _setup(
     tp_dims: o.TpDims = None,
     tp_depth: o.TpDepth = None,
     autotp: o.AutoTp = False,
+    packing: t.Packing = False,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

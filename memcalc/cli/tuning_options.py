@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from memcalc.cli.options import METHOD, option
+from memcalc.cli.options import KNOBS, METHOD, option
 
 Freeze = Annotated[
     str | None,
@@ -130,5 +130,14 @@ OffloadParams = Annotated[
         "Where ZeRO-3 and FSDP2 keep the weights that are not in use: none (on the GPU), cpu, nvme. (default: none)",
         METHOD,
         "--offload-params",
+    ),
+]
+Packing = Annotated[
+    bool,
+    option(
+        "Sequences are packed to --seq-len without padding, as TRL's SFTTrainer packs them (packing=True): flash-attn's kernels of "
+        "variable lengths, or with --attention sdpa a mask of blocks.",
+        KNOBS,
+        "--packing",
     ),
 ]

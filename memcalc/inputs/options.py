@@ -90,6 +90,7 @@ class Options(NamedTuple):
     tp_dims: str = "1"
     tp_depth: int | None = None
     autotp: bool = False
+    packing: bool = False
 
 
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
@@ -165,6 +166,7 @@ FLAGS: Final = (
     "precompute_reference",
     "dora",
     "autotp",
+    "packing",
 )
 
 

@@ -25,6 +25,7 @@ from memcalc.setup.methods import (
 )
 from memcalc.setup.offload_checks import check_offload
 from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
+from memcalc.setup.packing_checks import check_packing
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -68,6 +69,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     seq_len = None if model is None else seq_len_of(options, model)
     if options.autotp:
         check_auto_tp(options, engine, model)
+    if options.packing:
+        check_packing(options, engine, precision, model)
     if engine == "colossalai":
         check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
@@ -145,6 +148,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         tp_dims=options.tp_dims,
         tp_depth=tp_depth_of(options),
         autotp=options.autotp,
+        packing=options.packing,
     )
 
 

@@ -117,6 +117,8 @@ class Setup(NamedTuple):
     """The squares of ranks in two and a half dimensions; None in others."""
     autotp: bool = False
     """True if DeepSpeed's AutoTP cuts transformers' own modules."""
+    packing: bool = False
+    """True if each row of a micro-batch has several sequences, one after the other, without padding."""
 
     @property
     def micro_batches(self) -> int:

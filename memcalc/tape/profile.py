@@ -159,9 +159,11 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     whole = program.whole(size.seq)
     sequences = program.sequences(size.batch)
+    sequences, whole = program.rows(sequences, whole)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, sequences, whole, choices.accumulating)
     run.policy, run.buffer_dtype, run.recompute_layers = choices.policy, choices.buffer_dtype, choices.recompute_layers
     run.input_require_grads = choices.input_require_grads
+    run.labelled = None if program.packing is None else program.packing.labelled
     if program.source:
         forward_end = program.traced_step(run)
         return Trace(

@@ -22,6 +22,8 @@ class ChosenTask(Chosen, Protocol):
     def precompute_reference(self) -> bool | None: ...
     @property
     def padded(self) -> bool: ...
+    @property
+    def packing(self) -> bool: ...
 
 
 def tasked(model: Model, chosen: ChosenTask) -> Model:
@@ -41,7 +43,7 @@ def _task(chosen: ChosenTask) -> Task:
     if chosen.task == "sft":
         from memcalc.tasks.sft import Sft
 
-        return Sft(chosen.padded)
+        return Sft(chosen.padded or chosen.packing)
     how = bool(chosen.precompute_reference), chosen.padded
     if chosen.task == "kto":
         from memcalc.tasks.kto import Kto

@@ -122,6 +122,10 @@ class Run:
     tensor_parallel: TensorParallel | None = None
     positions: Tensor | None = None
     """The position_ids, if the caller gives them."""
+    packed: list[Tensor] | None = None
+    """What the collator gives besides tokens and labels, if it has packed several sequences into rows."""
+    labelled: Callable[[Dim], Dim] | None = None
+    """Returns the tokens of a row that have a label, if these are not all but the first."""
     shift_labels: Tensor | None = None
     """The labels, if the caller has shifted them."""
     logits: Tensor | None = None

@@ -50,6 +50,26 @@ class SharedSequences(Protocol):
         ...
 
 
+class PackedRows(Protocol):
+    """The packing of several sequences into rows: what the model sees of a micro-batch, and what the collator gives with it."""
+
+    def rows(self, batch: Dim, seq: Dim) -> tuple[Dim, Dim]:
+        """Return the batch and the sequence length that the model sees."""
+        ...
+
+    def inputs(self, tokens: Dim) -> Sequence[Input]:
+        """Return what the collator gives besides tokens and labels, of a row of `tokens` tokens."""
+        ...
+
+    def labelled(self, tokens: Dim) -> Dim:
+        """Return the tokens of a row that have a label."""
+        ...
+
+    def give(self, run: Run) -> list[Tensor]:
+        """Allocate what the collator gives besides tokens and labels. The run gets its positions."""
+        ...
+
+
 class Program:
     """One model type's training forward, on paper. A subclass sets `layers` and `max_seq_len` and defines the rest."""
 
@@ -99,6 +119,8 @@ class Program:
     """The number of ranks that share the experts; the program is one rank's (`memcalc.layout.auto_ep.on_rank`)."""
     context_parallel: SharedSequences | None = None
     """The sharing of sequences between ranks; None without one."""
+    packing: PackedRows | None = None
+    """The packing of sequences into rows; None: each row is a sequence."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is not theirs."""
     external: tuple[tuple[str, str], ...] = ()
@@ -203,8 +225,15 @@ class Program:
         """Return the sequences of one forward for a micro-batch."""
         return batch
 
+    def rows(self, batch: Dim, seq: Dim) -> tuple[Dim, Dim]:
+        """Return the batch and the sequence length that the model sees of `batch` rows of `seq` tokens."""
+        return (batch, seq) if self.packing is None else self.packing.rows(batch, seq)
+
     def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
         """Return what the caller gives and holds."""
+        if self.packing is not None:
+            batch, whole = self.packing.rows(batch, whole)
+            return (*self.inputs(batch, whole), *self.packing.inputs(whole))
         if self.context_parallel is not None:
             return self.context_parallel.inputs(batch, whole)
         positions = self.given_positions(whole)
@@ -215,6 +244,9 @@ class Program:
         if self.context_parallel is not None:
             return [self.context_parallel.give(run)]
         batch_of = [run.add_input(given) for given in self.inputs(run.batch, run.seq)]
+        if self.packing is not None:
+            run.packed = self.packing.give(run)
+            return batch_of
         positions = self.given_positions(run.seq)
         run.positions = None if positions is None else run.add_input(positions)
         return batch_of
