@@ -36,7 +36,7 @@ PADDED_TOKENS: Final = 128
 WIDEST: Final = 256
 """The widest head that flash-attn takes."""
 ALIGNED: Final = 8
-"""flash-attn copies heads whose width is no multiple of this."""
+"""Heads whose width is no multiple of this are copied into wider ones."""
 
 
 @cache
@@ -78,20 +78,39 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, of_each: int) -> Tensor:
     """Run flash_attn_varlen_func: q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) -> as q."""
     memory = q.memory
     attends(memory, *_sequences(q, k, v, of_each), q.dtype)
-    out = new_tensor(memory, q.shape, q.dtype, "attention output")
+    operands = tuple(_aligned(x, name) for x, name in zip((q, k, v), ("queries", "keys", "values"), strict=True))
+    whole = like(operands[0], "attention output")  # laid out as the queries (empty_like)
     logsumexp = new_tensor(memory, (q.shape[1], q.shape[0]), fp32, "attention logsumexp")
     state = new_tensor(memory, (Dim("2", 2),), int64, "state of the dropout")
+    out = _cut(whole, q.shape)
     if recording(q, k, v):
-        result = Tensor(out.storage, out.shape, out.strides, out.dtype)
-        out.node = Node(memory, _varlen_backward, (q, k, v), (q, k, v, result, logsumexp, state), of_each)
+        result = Tensor(whole.storage, whole.shape, whole.strides, whole.dtype)
+        out.node = Node(memory, _varlen_backward, (q, k, v), (*operands, result, logsumexp, state), of_each)
     return out
+
+
+def _aligned(x: Tensor, name: str) -> Tensor:
+    """Return x (tokens, heads, head_dim) if its heads are aligned, else a copy with wider heads."""
+    width = x.shape[2]
+    if not width.size % ALIGNED:
+        return x
+    return new_tensor(x.memory, (*x.shape[:2], plus(width, -width.size % ALIGNED)), x.dtype, f"{name} with aligned heads")
+
+
+def _cut(x: Tensor, shape: Shape) -> Tensor:
+    """Return `x[..., :head_dim]`, a view if x is wider."""
+    return x if x.shape[2].size == shape[2].size else Tensor(x.storage, shape, x.strides, x.dtype)
+
+
+_NAMES: Final = ("query", "key", "value")
 
 
 def _varlen_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all saved tensors stay until the kernel is done
     q, k, v = saved[:3]
     attends_backward(node.memory, *_sequences(q, k, v, node.context), q.dtype)
-    out = [like(x, f"{name} gradient") for x, name in zip((q, k, v), ("query", "key", "value"), strict=True)]
+    out = [like(x, f"{name} gradient") for x, name in zip((q, k, v), _NAMES, strict=True)]
+    _grad = _aligned(grads[0], "gradient of the output")
     tokens, heads, width = q.shape
     padded = _padded(tokens, node.context)
     step = 32 if width.size <= 128 else 64
@@ -99,8 +118,8 @@ def _varlen_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     rounded = plus(width, -width.size % step)
     _gradient = new_tensor(node.memory, (padded, heads, rounded), fp32, "query gradient in fp32")
     if k.shape[1].size != heads.size:
-        _of_heads = [new_tensor(node.memory, q.shape, q.dtype, f"{name} gradient of each head") for name in ("key", "value")]
-    return out
+        _of_heads = [new_tensor(node.memory, q.shape, q.dtype, f"{name} gradient of each head") for name in _NAMES[1:]]
+    return [_cut(x, shape) for x, (shape, _) in zip(out, node.metadata, strict=True)]
 
 
 @lru_cache(maxsize=1024)

@@ -73,7 +73,7 @@ def packed(model: Model, setup: Setup) -> Model:
     key = "packed", how, setup.attention
     if key not in model.profiles:
         own: Any = copy.copy(model.program)
-        own.packing = how
+        own.packed_rows = how
         own.polynomial = own.polynomial and setup.attention == "flash"
         made = Model(model.name, model.model_type, own)
         made.tuning, made.whole, made.task = model.tuning, model.whole, model.task

@@ -13,7 +13,7 @@ _ENGINES: Final = ("none", "ddp", "deepspeed", "fsdp2")
 _AXES: Final = ("tp", "pp", "cp", "ep")
 _TASKS: Final = ("pretrain", "sft")
 CHECKED: Final = (
-    "arcee", "cohere", "ernie4_5", "gemma", "glm", "granite", "helium", "hunyuan_v1_dense", "llama", "ministral", "mistral", "nemotron",
+    "arcee", "cohere", "ernie4_5", "gemma", "glm", "granite", "helium", "hunyuan_v1_dense", "llama", "ministral", "mistral",
     "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
 )  # fmt: skip
 """The types whose step over packed rows is compared with transformers' own."""
@@ -45,7 +45,7 @@ def check_packing(options: Options, engine: str, precision: str, model: Model | 
 
 def _check_flash(precision: str, model: Model) -> None:
     """Raise InputError for operands that flash-attn does not take."""
-    from memcalc.kernels.packed_attention import ALIGNED, WIDEST
+    from memcalc.kernels.packed_attention import WIDEST
 
     if precision == "fp32":
         why = "flash-attn takes 16 bits, and precision is fp32"
@@ -54,6 +54,3 @@ def _check_flash(precision: str, model: Model) -> None:
     width = program.head_dim.size  # type: ignore[attr-defined]
     if width > WIDEST:
         refuse("packing", True, f"flash-attn takes heads of up to {WIDEST}, not {width}; allowed: with --attention sdpa")
-    if width % ALIGNED:
-        why = f"flash-attn copies heads of {width}, no multiple of {ALIGNED}, and that"
-        refuse("packing", True, f"{why} {NOT_YET}with --attention sdpa")

@@ -38,7 +38,7 @@ class _Tasked(Program):
         return self.task.inputs(batch, seq)
 
     def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
-        if self.packing is not None:
+        if self.packed_rows is not None:
             return super().given(batch, whole)
         return self.inputs(self.sequences(batch), whole)
 

@@ -23,16 +23,22 @@ _FLASH = "flash_attention_2"
 class _Varlen(Function):
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+        wide = q.shape[2]
+        if wide % 8:
+            q, k, v = (torch.nn.functional.pad(x, [0, 8 - wide % 8]) for x in (q, k, v))
         assert q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype == v.dtype
         out = torch.empty_like(q)
         logsumexp = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32)
         state = torch.empty((2,), dtype=torch.int64)
         ctx.save_for_backward(q, k, v, out, logsumexp, cu_seqlens_q, cu_seqlens_k, state)
-        return out
+        return out[..., :wide]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         q, k, v, _out, _logsumexp, cu_seqlens_q, _cu_seqlens_k, _state = ctx.saved_tensors
+        wide = grad.shape[2]
+        if wide % 8:
+            grad = torch.nn.functional.pad(grad, [0, 8 - wide % 8])
         assert grad.stride(-1) == 1
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         total, heads, width = q.shape
@@ -41,7 +47,7 @@ class _Varlen(Function):
         _softmax_d = torch.empty((heads, padded), dtype=torch.float32)
         _dq_accum = torch.empty((padded, heads, -(-width // multiple) * multiple), dtype=torch.float32)
         _expanded = [torch.empty((total, heads, width), dtype=q.dtype) for _ in range(2) if k.shape[1] != heads]
-        return (*gradients, None, None)
+        return (*(x[..., :wide] for x in gradients), None, None)
 
 
 def flash_attn_varlen_func(

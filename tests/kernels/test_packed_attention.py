@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import step_cases
 from kernels.packed_oracle import validate
+from memcalc.setup.packing_checks import CHECKED
 from validate.test_fake import LLAMA, QWEN3, same
 
 BF16: dict[str, Any] = {"precision": "bf16"}
@@ -32,6 +34,37 @@ def step(model: dict[str, Any], options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("task", ["pretrain", "sft"])
 def test_a_step(task: str, options: dict[str, Any]) -> None:
     step(LLAMA, {"task": task} | options)
+
+
+@pytest.mark.parametrize("family", CHECKED)
+def test_families(family: str) -> None:
+    """Sizes as the tests of families have them: heads that are no multiple of 8 are copied."""
+    case = step_cases(family)[0]
+    same(validate(case.fields, micro_batch_size=case.batch, seq_len=case.seq, **BF16))
+
+
+@pytest.mark.parametrize("family", ["mistral", "olmo3", "qwen2", "gemma"])
+def test_masks_of_families(family: str) -> None:
+    """Layers with a window have a mask of their own."""
+    for case in step_cases(family)[:2]:
+        same(validate(case.fields, micro_batch_size=case.batch, seq_len=case.seq, attention="sdpa", **BF16))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        BF16 | {"lora_rank": 4},
+        BF16 | {"lora_rank": 4, "quantize": "nf4", "task": "sft", "recompute": "full"},
+        BF16 | {"engine": "ddp", "gpus": 2},
+        {"engine": "fsdp2", "gpus": 2},
+        {"engine": "fsdp2", "gpus": 2, "recompute": "full", "attention": "sdpa"},
+        {"engine": "deepspeed", "gpus": 2, "zero": 2, "task": "sft"},
+        {"engine": "deepspeed", "gpus": 2, "zero": 3},
+    ],
+    ids=str,
+)
+def test_engines_and_adapters(options: dict[str, Any]) -> None:
+    step(LLAMA, options)
 
 
 def test_grouped_heads() -> None:

@@ -119,7 +119,7 @@ class Program:
     """The number of ranks that share the experts; the program is one rank's (`memcalc.layout.auto_ep.on_rank`)."""
     context_parallel: SharedSequences | None = None
     """The sharing of sequences between ranks; None without one."""
-    packing: PackedRows | None = None
+    packed_rows: PackedRows | None = None
     """The packing of sequences into rows; None: each row is a sequence."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is not theirs."""
@@ -227,13 +227,13 @@ class Program:
 
     def rows(self, batch: Dim, seq: Dim) -> tuple[Dim, Dim]:
         """Return the batch and the sequence length that the model sees of `batch` rows of `seq` tokens."""
-        return (batch, seq) if self.packing is None else self.packing.rows(batch, seq)
+        return (batch, seq) if self.packed_rows is None else self.packed_rows.rows(batch, seq)
 
     def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
         """Return what the caller gives and holds."""
-        if self.packing is not None:
-            batch, whole = self.packing.rows(batch, whole)
-            return (*self.inputs(batch, whole), *self.packing.inputs(whole))
+        if self.packed_rows is not None:
+            batch, whole = self.packed_rows.rows(batch, whole)
+            return (*self.inputs(batch, whole), *self.packed_rows.inputs(whole))
         if self.context_parallel is not None:
             return self.context_parallel.inputs(batch, whole)
         positions = self.given_positions(whole)
@@ -244,8 +244,8 @@ class Program:
         if self.context_parallel is not None:
             return [self.context_parallel.give(run)]
         batch_of = [run.add_input(given) for given in self.inputs(run.batch, run.seq)]
-        if self.packing is not None:
-            run.packed = self.packing.give(run)
+        if self.packed_rows is not None:
+            run.packed = self.packed_rows.give(run)
             return batch_of
         positions = self.given_positions(run.seq)
         run.positions = None if positions is None else run.add_input(positions)
