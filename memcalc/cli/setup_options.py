@@ -85,6 +85,7 @@ def _setup(
     tp_depth: o.TpDepth = None,
     autotp: o.AutoTp = False,
     packing: t.Packing = False,
+    offload_activations: t.OffloadActivations = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

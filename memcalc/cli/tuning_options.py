@@ -141,3 +141,12 @@ Packing = Annotated[
         "--packing",
     ),
 ]
+OffloadActivations = Annotated[
+    str | None,
+    option(
+        "Where saved activations are until backward needs them: none (on the GPU), cpu: in pinned memory, as TRL's "
+        "activation_offloading=True moves them. (default: none)",
+        KNOBS,
+        "--offload-activations",
+    ),
+]

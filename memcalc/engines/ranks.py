@@ -108,7 +108,7 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
         from memcalc.engines.common_statistics import rank_of
 
         return {None: rank_of(model, setup)}
-    if setup.packing:
+    if setup.packing or setup.offload_activations != "none":
         from memcalc.layout.packing import packed
 
         return {None: packed(model, setup)}

@@ -91,6 +91,7 @@ class Options(NamedTuple):
     tp_depth: int | None = None
     autotp: bool = False
     packing: bool = False
+    offload_activations: str = "none"
 
 
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
@@ -115,6 +116,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "task": ("pretrain", "sft", "dpo", "kto", "ppo", "grpo"),
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_params": ("none", "cpu", "nvme"),
+    "offload_activations": ("none", "cpu"),
     "kernels": ("hf", "fused", "megatron"),
     "tp_dims": ("1", "2", "2.5", "3"),
     "engine": ENGINES,

@@ -66,15 +66,18 @@ def documents(tokens: Dim, of_each: int) -> Dim:
 
 
 def packed(model: Model, setup: Setup) -> Model:
-    """Return the model as it runs over packed rows. With sdpa its mask is a square of all tokens of a micro-batch."""
+    """Return the model as it runs over packed rows, or with its saved activations on the host.
+
+    With sdpa the mask of packed rows is a square of all tokens of a micro-batch. What is moved to the host depends on sizes.
+    """
     from memcalc.inputs.model import Model
 
-    how = Packing()
-    key = "packed", how, setup.attention
+    how, offloads = Packing() if setup.packing else None, setup.offload_activations != "none"
+    key = "packed", how, setup.attention, offloads
     if key not in model.profiles:
         own: Any = copy.copy(model.program)
-        own.packed_rows = how
-        own.polynomial = own.polynomial and setup.attention == "flash"
+        own.packed_rows, own.offloads_activations = how, offloads
+        own.polynomial = own.polynomial and not offloads and (how is None or setup.attention == "flash")
         made = Model(model.name, model.model_type, own)
         made.tuning, made.whole, made.task = model.tuning, model.whole, model.task
         model.profiles[key] = made

@@ -23,6 +23,7 @@ from memcalc.setup.methods import (
     sync_each_micro_batch_of,
     with_kernels_of_liger,
 )
+from memcalc.setup.offload_activations_checks import check_offloaded_activations
 from memcalc.setup.offload_checks import check_offload
 from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
 from memcalc.setup.packing_checks import check_packing
@@ -69,6 +70,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     seq_len = None if model is None else seq_len_of(options, model)
     if options.autotp:
         check_auto_tp(options, engine, model)
+    if options.offload_activations != "none":
+        check_offloaded_activations(options, engine, model)
     if options.packing:
         check_packing(options, engine, precision, model)
     if engine == "colossalai":
@@ -149,6 +152,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         tp_depth=tp_depth_of(options),
         autotp=options.autotp,
         packing=options.packing,
+        offload_activations=options.offload_activations,
     )
 
 

@@ -119,6 +119,8 @@ class Setup(NamedTuple):
     """True if DeepSpeed's AutoTP cuts transformers' own modules."""
     packing: bool = False
     """True if each row of a micro-batch has several sequences, one after the other, without padding."""
+    offload_activations: str = "none"
+    """Where the tensors that forward saves for backward are until backward needs them: none (on the GPU), cpu."""
 
     @property
     def micro_batches(self) -> int:

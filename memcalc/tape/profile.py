@@ -196,6 +196,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
         tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
         noted=run.noted, pads_queries=memory.pads_queries, streamed=tuple(memory.streamed), of_reference=tuple(run.of_reference),
+        copied=tuple(run.copied),
     )  # fmt: skip
 
 
@@ -270,7 +271,7 @@ def _longest(program: Program, recomputed: int | None) -> tuple[int, int, int]:
     If only the first layers are recomputed, they are one part and the other layers another.
     """
     pattern = program.pattern()
-    if pattern is None:
+    if pattern is None or program.offloads_activations:  # a moved tensor is held over several layers
         return 0, 0, 0
     (lead, period), layers = pattern, program.layers
     if recomputed is None or recomputed >= layers:

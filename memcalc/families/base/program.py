@@ -121,6 +121,8 @@ class Program:
     """The sharing of sequences between ranks; None without one."""
     packed_rows: PackedRows | None = None
     """The packing of sequences into rows; None: each row is a sequence."""
+    offloads_activations: bool = False
+    """True if saved tensors are moved to the host in forward (`memcalc.core.offloading`)."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is not theirs."""
     external: tuple[tuple[str, str], ...] = ()
@@ -294,7 +296,11 @@ class Program:
         """Return the logits. A tied head can still have a bias of its own."""
         root.run.memory.scope = self.unembedding
         weight, bias = (root / self.head_name).weight(), (root / self.unembedding).optional("bias")
-        return root.run.linear(self.unembedding, hidden_states, weight, bias)
+        memory = root.run.memory
+        offloading, memory.offloading = memory.offloading, None  # TRL's NoOpManager around the head
+        out = root.run.linear(self.unembedding, hidden_states, weight, bias)
+        memory.offloading = offloading
+        return out
 
     # --- the stack of layers
 
