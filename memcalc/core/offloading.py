@@ -68,6 +68,7 @@ class _Kept:
 
     def unpack(self) -> Tensor:
         self.of.release(self.number)
+        self.of.tracker.pop(self.number, None)
         tensor, self.tensor = self.tensor, None
         assert tensor is not None
         return tensor
@@ -85,6 +86,8 @@ class Offloading:
     def __init__(self, memory: Memory, parameters: Collection[Storage]) -> None:
         self.memory, self.parameters = memory, parameters
         self.count = 0
+        self.tracker: dict[int, _Kept] = {}
+        """What stays on the GPU, by number, until backward asks for it; if it never does, until the next micro-batch."""
         self.stash: dict[int, Tensor] = {}
         """The tensors that are moved and still held, by their numbers."""
         self.fetched: dict[int, Tensor] = {}
@@ -106,10 +109,10 @@ class Offloading:
         number, key = self.count, (tensor.storage.index, tensor.dtype)
         if key in self.numbers:
             self._track(key, number)
-            return _Kept(self, number, tensor)
+            return self._kept(number, tensor)
         nbytes = numel(tensor.shape)[0] * tensor.dtype.itemsize
         if nbytes < MOVED_BYTES or tensor.storage in self.parameters:
-            return _Kept(self, number, tensor)
+            return self._kept(number, tensor)
         held = tensor = Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
         whole = tensor.shape
         if 0 in tensor.strides:  # the storage is copied, not what it is expanded to
@@ -125,6 +128,10 @@ class Offloading:
         self._track(key, number)
         self.copied.append(Copied(row.label, whole, held.dtype, self.memory.layer, back=False))
         return Moved(row.label, held.shape, held.dtype, self.memory.layer, self, number, held.strides)
+
+    def _kept(self, number: int, tensor: Tensor) -> _Kept:
+        self.tracker[number] = one = _Kept(self, number, tensor)
+        return one
 
     def _track(self, key: _Key, number: int) -> None:
         self.numbers[key] = number

@@ -39,7 +39,7 @@ def passes(
             memory.enter("", None)
             batch = program.give(run)
         if program.offloads_activations:
-            memory.offloading = offloading(run)
+            run.offloading = memory.offloading = offloading(run)
         with Autocast(memory, autocast):
             memory.enter("forward", None)
             if hooks is not None:

@@ -14,7 +14,7 @@ _ENGINES: Final = ("none", "ddp")
 _TASKS: Final = ("pretrain", "sft")
 _AXES: Final = ("tp", "pp", "cp", "ep")
 MOVED: Final = (
-    "arcee", "cohere", "ernie4_5", "gemma", "glm", "granite", "helium", "hunyuan_v1_dense", "llama", "ministral", "mistral",
+    "arcee", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense", "llama", "ministral", "mistral",
     "olmo", "olmo2", "olmo3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
 )  # fmt: skip
 """The types whose step is compared with TRL's own class around transformers' model."""

@@ -110,7 +110,10 @@ def offloading() -> Iterator[list[Copy]]:
 
     def build(setup: Any, of: Any, fields: Any) -> Any:
         model = _build(setup, of, fields)
-        contexts.append(trl.get_act_offloading_ctx_manager(model=model))
+        adapters = None if hasattr(model, "get_base_model") else vars(model).pop("peft_config", None)
+        contexts.append(trl.get_act_offloading_ctx_manager(model=model))  # finds the head of a model that peft has not wrapped
+        if adapters is not None:
+            model.peft_config = adapters
         return model
 
     def within(around: Callable[[bool], Any]) -> Callable[[bool], Any]:
@@ -135,6 +138,7 @@ def offloading() -> Iterator[list[Copy]]:
         patch.object(preference, "preference_step", preference_step),
         patch.object(trl, "torch", _Torch(copies)),
         patch.object(trl, "_get_unique_tensor_key", _Numbers().key),
+        patch.object(trl, "psutil", SimpleNamespace(virtual_memory=lambda: SimpleNamespace(percent=0.0))),
         patch.object(torch.Tensor, "record_stream", lambda *_: None),
     ):
         yield copies

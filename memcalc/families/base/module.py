@@ -126,6 +126,8 @@ class Run:
     """What the collator gives besides tokens and labels, if it has packed several sequences into rows."""
     labelled: Callable[[Dim], Dim] | None = None
     """Returns the tokens of a row that have a label, if these are not all but the first."""
+    offloading: Any = None
+    """What has moved the saved tensors of the last micro-batch to the host (`memcalc.core.offloading`)."""
     copied: list[Any] = field(default_factory=list[Any])
     """The saved tensors that the last micro-batch has copied to the host and back (`memcalc.core.offloading.Copied`)."""
     shift_labels: Tensor | None = None
