@@ -86,6 +86,7 @@ def _setup(
     autotp: o.AutoTp = False,
     packing: t.Packing = False,
     offload_activations: t.OffloadActivations = None,
+    neftune_alpha: t.NeftuneAlpha = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

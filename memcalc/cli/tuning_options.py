@@ -150,3 +150,11 @@ OffloadActivations = Annotated[
         "--offload-activations",
     ),
 ]
+NeftuneAlpha = Annotated[
+    float | None,
+    option(
+        "NEFTune: noise of this magnitude is added to the embeddings (neftune_noise_alpha). (default: no noise)",
+        KNOBS,
+        "--neftune-alpha",
+    ),
+]

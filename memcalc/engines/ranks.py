@@ -108,10 +108,10 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
         from memcalc.engines.common_statistics import rank_of
 
         return {None: rank_of(model, setup)}
-    if setup.packing or setup.offload_activations != "none":
-        from memcalc.layout.packing import packed
+    if setup.packing or setup.offload_activations != "none" or setup.neftune_alpha is not None:
+        from memcalc.layout.fine_tuned import fine_tuned
 
-        return {None: packed(model, setup)}
+        return {None: fine_tuned(model, setup)}
     if not setup.splits_layers:
         return {None: model}
     from memcalc.engines.parts import part_of, sharers

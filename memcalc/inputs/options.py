@@ -92,6 +92,7 @@ class Options(NamedTuple):
     autotp: bool = False
     packing: bool = False
     offload_activations: str = "none"
+    neftune_alpha: float | None = None
 
 
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
@@ -231,6 +232,9 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name == "lora_dropout":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 <= value < 1 else "allowed: a probability from 0 up, below 1"
+    if name == "neftune_alpha":
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, such as 5"
     if name == "network_gbps":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, at most 1000000"

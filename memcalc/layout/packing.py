@@ -8,9 +8,8 @@ sequence (`seq_idx`). There is no mask.
 
 from __future__ import annotations
 
-import copy
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import ONE_DIM, Dim, merge, plus
 from memcalc.core.dtypes import int32, int64
@@ -19,8 +18,6 @@ from memcalc.families.base.module import Input
 if TYPE_CHECKING:
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.module import Run
-    from memcalc.inputs.model import Model
-    from memcalc.setup.setup import Setup
 
 SOURCE: Final = "TRL 1.16 trl/trainer/sft_trainer.py, DataCollatorForLanguageModeling"
 
@@ -63,22 +60,3 @@ def documents(tokens: Dim, of_each: int) -> Dim:
     """Return the dim that counts the packed sequences, if each row of `tokens` has `of_each` of them."""
     batch = tokens.parts[0]
     return Dim("sequences", of_each * batch.size, tuple(of_each * c for c in batch.poly))  # type: ignore[arg-type]
-
-
-def packed(model: Model, setup: Setup) -> Model:
-    """Return the model as it runs over packed rows, or with its saved activations on the host.
-
-    With sdpa the mask of packed rows is a square of all tokens of a micro-batch. What is moved to the host depends on sizes.
-    """
-    from memcalc.inputs.model import Model
-
-    how, offloads = Packing() if setup.packing else None, setup.offload_activations != "none"
-    key = "packed", how, setup.attention, offloads
-    if key not in model.profiles:
-        own: Any = copy.copy(model.program)
-        own.packed_rows, own.offloads_activations = how, offloads
-        own.polynomial = own.polynomial and not offloads and (how is None or setup.attention == "flash")
-        made = Model(model.name, model.model_type, own)
-        made.tuning, made.whole, made.task = model.tuning, model.whole, model.task
-        model.profiles[key] = made
-    return model.profiles[key]

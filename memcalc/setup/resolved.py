@@ -23,6 +23,7 @@ from memcalc.setup.methods import (
     sync_each_micro_batch_of,
     with_kernels_of_liger,
 )
+from memcalc.setup.neftune_checks import check_neftune
 from memcalc.setup.offload_activations_checks import check_offloaded_activations
 from memcalc.setup.offload_checks import check_offload
 from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
@@ -72,6 +73,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         check_auto_tp(options, engine, model)
     if options.offload_activations != "none":
         check_offloaded_activations(options, engine, model)
+    if options.neftune_alpha is not None:
+        check_neftune(options, engine, model)
     if options.packing:
         check_packing(options, engine, precision, model)
     if engine == "colossalai":
@@ -153,6 +156,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         autotp=options.autotp,
         packing=options.packing,
         offload_activations=options.offload_activations,
+        neftune_alpha=options.neftune_alpha,
     )
 
 

@@ -121,6 +121,8 @@ class Setup(NamedTuple):
     """True if each row of a micro-batch has several sequences, one after the other, without padding."""
     offload_activations: str = "none"
     """Where the tensors that forward saves for backward are until backward needs them: none (on the GPU), cpu."""
+    neftune_alpha: float | None = None
+    """The magnitude of the noise that is added to the embeddings (`neftune_noise_alpha`); None: no noise."""
 
     @property
     def micro_batches(self) -> int:

@@ -163,6 +163,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, sequences, whole, choices.accumulating)
     run.policy, run.buffer_dtype, run.recompute_layers = choices.policy, choices.buffer_dtype, choices.recompute_layers
     run.input_require_grads = choices.input_require_grads
+    run.noisy_embeddings = program.noisy_embeddings
     run.labelled = None if program.packed_rows is None else program.packed_rows.labelled
     if program.source:
         forward_end = program.traced_step(run)

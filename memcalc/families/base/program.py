@@ -121,6 +121,8 @@ class Program:
     """The sharing of sequences between ranks; None without one."""
     packed_rows: PackedRows | None = None
     """The packing of sequences into rows; None: each row is a sequence."""
+    noisy_embeddings: bool = False
+    """True if noise is added to the output of the embeddings (NEFTune)."""
     offloads_activations: bool = False
     """True if saved tensors are moved to the host in forward (`memcalc.core.offloading`)."""
     traced_classes: frozenset[str] = frozenset()
