@@ -17,6 +17,7 @@ from memcalc.formats.together import (
     with_precision_of_engine,
     without_what_is_not_modelled,
 )
+from memcalc.formats.trainer_additions import without_unmodelled_additions
 from memcalc.inputs.file_options import FILES, FromFiles
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import option_name
@@ -75,8 +76,9 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     said = _that_still_go(said, given)
     said, left_out = without_what_is_not_modelled(given, said)
     said, loss = with_loss_of_engine(model, given, said)
+    said, additions = without_unmodelled_additions(model, given, said)
     found, origins = with_batches(given, said)
-    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *left_out, *loss]))
+    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *left_out, *loss, *additions]))
     return model, {**found, **given}, FromFiles(origins, notes)
 
 
