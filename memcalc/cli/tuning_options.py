@@ -135,8 +135,8 @@ OffloadParams = Annotated[
 Packing = Annotated[
     bool,
     option(
-        "Sequences are packed to --seq-len without padding, as TRL's SFTTrainer packs them (packing=True): flash-attn's kernels of "
-        "variable lengths, or with --attention sdpa a mask of blocks.",
+        "Sequences are packed to --seq-len without padding, as TRL's SFTTrainer packs them (packing=True): flash-attn's kernels "
+        "of variable lengths, or with --attention sdpa a mask of blocks.",
         KNOBS,
         "--packing",
     ),

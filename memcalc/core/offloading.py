@@ -87,7 +87,8 @@ class Offloading:
         self.memory, self.parameters = memory, parameters
         self.count = 0
         self.tracker: dict[int, _Kept] = {}
-        """What stays on the GPU, by number, until backward asks for it; if it never does, until the next micro-batch."""
+        """The tensors that stay on the GPU, by number, until backward asks for them; if it never does, until the next
+        micro-batch."""
         self.stash: dict[int, Tensor] = {}
         """The tensors that are moved and still held, by their numbers."""
         self.fetched: dict[int, Tensor] = {}
@@ -99,8 +100,8 @@ class Offloading:
         """The node that has asked for tensors last."""
         self.running: Node | None = None
         self.hooks: list[tuple[int, bool, list[int]]] = []
-        """What to do after the running node: for each tensor that it has asked for, its number, whether it was brought back, and
-        the numbers to let go."""
+        """The hooks of the running node, one for each tensor that it has asked for: its number, whether it was brought back,
+        and the numbers to let go."""
         self.copied: list[Copied] = []
 
     def pack(self, tensor: Tensor) -> Moved | _Kept:

@@ -210,7 +210,7 @@ class Memory:
         self.checkpoint: Packer | None = None
         self.contexts: Contexts | None = None
         self.offloading: Offloader | None = None
-        """What moves saved tensors to the host; None: they stay."""
+        """The hook that moves saved tensors to the host; None: they stay."""
         self.visitor: Visitor | None = None
         self.autocast: Autocast | None = None
         self.pads_queries = False

@@ -109,7 +109,7 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
 
         return {None: rank_of(model, setup)}
     if setup.packing or setup.offload_activations != "none" or setup.neftune_alpha is not None:
-        from memcalc.layout.fine_tuned import fine_tuned
+        from memcalc.tasks.fine_tuned import fine_tuned
 
         return {None: fine_tuned(model, setup)}
     if not setup.splits_layers:

@@ -1,4 +1,4 @@
-"""What TRL's SFTTrainer and transformers' Trainer add to a step: packed rows, activations on the host, noise on the embeddings.
+"""Additions of TRL's SFTTrainer and transformers' Trainer to a step: packed rows, activations on the host, noise.
 
 Source: trl/trainer/sft_trainer.py, sft_config.py (1.16); transformers/training_args.py (5.23).
 """
@@ -101,9 +101,9 @@ def without_unmodelled_additions(
 
 def _refused(name: str, options: Options, model: Model) -> str:
     """Return why an addition is refused; '' if it is not."""
-    from memcalc.setup.neftune_checks import check_neftune
-    from memcalc.setup.offload_activations_checks import check_offloaded_activations
-    from memcalc.setup.packing_checks import check_packing
+    from memcalc.tasks.neftune_checks import check_neftune
+    from memcalc.tasks.offload_activations_checks import check_offloaded_activations
+    from memcalc.tasks.packing_checks import check_packing
 
     engine = options.engine or ("deepspeed" if options.zero else "none" if options.gpus == 1 else "ddp")
     try:

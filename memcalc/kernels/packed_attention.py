@@ -3,8 +3,8 @@
 With flash-attn the tokens of all rows are one dim (transformers/modeling_flash_attention_utils.py, `_flash_attention_forward`
 with `cu_seq_lens_q`). FlashAttnVarlenFunc saves queries, keys, values, the output, a logsumexp of each head and token, and the
 state of its dropout (flash_attn/flash_attn_interface.py). Its backward pads its sums by 128 tokens for each sequence
-(csrc/flash_attn/flash_api.cpp, mha_varlen_bwd). Positions are still looked through for packed sequences, though no mask comes of it
-(transformers/masking_utils.py, `_preprocess_mask_arguments`).
+(csrc/flash_attn/flash_api.cpp, mha_varlen_bwd). Positions are still looked through for packed sequences, though no mask
+comes of it (transformers/masking_utils.py, `_preprocess_mask_arguments`).
 
 With sdpa the mask is (1, 1, tokens, tokens), of all tokens of a micro-batch: True within a sequence, and not after the query.
 """
@@ -94,7 +94,9 @@ def _aligned(x: Tensor, name: str) -> Tensor:
     width = x.shape[2]
     if not width.size % ALIGNED:
         return x
-    return new_tensor(x.memory, (*x.shape[:2], plus(width, -width.size % ALIGNED)), x.dtype, f"{name} with aligned heads")
+    return new_tensor(
+        x.memory, (*x.shape[:2], plus(width, -width.size % ALIGNED)), x.dtype, f"{name} with aligned heads"
+    )
 
 
 def _cut(x: Tensor, shape: Shape) -> Tensor:

@@ -10,6 +10,7 @@ from memcalc.core.ops.attention import SCORES
 from memcalc.kernels.attention_on_gpu import fused_kernels
 from memcalc.report.grid_notes import grid_notes
 from memcalc.report.input_notes import input_notes
+from memcalc.report.trainer_notes import trainer_notes
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def notes(report: Report) -> list[str]:
     return [
         *input_notes(report),
         *grid_notes(report),
+        *trainer_notes(report),
         *_of_one_gpu(report),
         *_of_states(report),
         *_of_paged_states(report),

@@ -23,11 +23,8 @@ from memcalc.setup.methods import (
     sync_each_micro_batch_of,
     with_kernels_of_liger,
 )
-from memcalc.setup.neftune_checks import check_neftune
-from memcalc.setup.offload_activations_checks import check_offloaded_activations
 from memcalc.setup.offload_checks import check_offload
 from memcalc.setup.optimizer_checks import check_optimizer_of_deepspeed, check_optimizer_of_layers
-from memcalc.setup.packing_checks import check_packing
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -44,6 +41,9 @@ from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_de
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import overlap_comm_of, zero_sizes
+from memcalc.tasks.neftune_checks import check_neftune
+from memcalc.tasks.offload_activations_checks import check_offloaded_activations
+from memcalc.tasks.packing_checks import check_packing
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from validate.test_fake import LLAMA, same
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.setup.neftune_checks import NOISY
+from memcalc.tasks.neftune_checks import NOISY
 from memcalc.validate import fake, run
 
 BF16: dict[str, Any] = {"precision": "bf16"}

@@ -51,7 +51,9 @@ def test_what_is_not_modelled_is_noted() -> None:
 
 
 def test_given_options_win() -> None:
-    setup = memcalc.estimate("llama-7b", training_args=SFT | {"packing": True} | FLASH, packing=False, attention="sdpa").setup
+    setup = memcalc.estimate(
+        "llama-7b", training_args=SFT | {"packing": True} | FLASH, packing=False, attention="sdpa"
+    ).setup
     assert not setup.packing
 
 

@@ -111,7 +111,10 @@ def build(setup: Any, of: Any, fields: Any) -> Any:
 def packed_masks(**named: bool) -> Iterator[None]:
     """As `not_traced`, with the search for packed sequences, which finds some."""
     find: Any = masking_utils.find_packed_sequence_indices
-    with _not_traced(**named), patch.multiple(masking_utils, find_packed_sequence_indices=find, is_tracing=lambda *_: True):
+    with (
+        _not_traced(**named),
+        patch.multiple(masking_utils, find_packed_sequence_indices=find, is_tracing=lambda *_: True),
+    ):
         yield
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from cases import step_cases
 from kernels.packed_oracle import validate
-from memcalc.setup.packing_checks import CHECKED
 from validate.test_fake import LLAMA, QWEN3, same
+
+from memcalc.tasks.packing_checks import CHECKED
 
 BF16: dict[str, Any] = {"precision": "bf16"}
 

@@ -71,7 +71,10 @@ class _Torch:
 
     def get_device_module(self, device: str) -> Any:
         return SimpleNamespace(
-            Stream=_Stream, current_stream=lambda: self.stream, stream=lambda _: contextlib.nullcontext(), empty_cache=lambda: None
+            Stream=_Stream,
+            current_stream=lambda: self.stream,
+            stream=lambda _: contextlib.nullcontext(),
+            empty_cache=lambda: None,
         )
 
     def empty_like(self, tensor: torch.Tensor, pin_memory: bool, device: str) -> _OnHost:
@@ -111,7 +114,9 @@ def offloading() -> Iterator[list[Copy]]:
     def build(setup: Any, of: Any, fields: Any) -> Any:
         model = _build(setup, of, fields)
         adapters = None if hasattr(model, "get_base_model") else vars(model).pop("peft_config", None)
-        contexts.append(trl.get_act_offloading_ctx_manager(model=model))  # finds the head of a model that peft has not wrapped
+        contexts.append(
+            trl.get_act_offloading_ctx_manager(model=model)
+        )  # finds the head of a model that peft has not wrapped
         if adapters is not None:
             model.peft_config = adapters
         return model

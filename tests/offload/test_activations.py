@@ -10,7 +10,7 @@ from offload.activations_oracle import validate
 from validate.test_fake import LLAMA, same
 
 from memcalc.core.dims import numel
-from memcalc.setup.offload_activations_checks import MOVED
+from memcalc.tasks.offload_activations_checks import MOVED
 
 BF16: dict[str, Any] = {"precision": "bf16"}
 

@@ -124,13 +124,13 @@ class Run:
     positions: Tensor | None = None
     """The position_ids, if the caller gives them."""
     packed: list[Tensor] | None = None
-    """What the collator gives besides tokens and labels, if it has packed several sequences into rows."""
+    """The tensors that the collator gives besides tokens and labels, if it has packed several sequences into rows."""
     labelled: Callable[[Dim], Dim] | None = None
     """Returns the tokens of a row that have a label, if these are not all but the first."""
     noisy_embeddings: bool = False
     """True if noise is added to the output of the embeddings (NEFTune)."""
     offloading: Any = None
-    """What has moved the saved tensors of the last micro-batch to the host (`memcalc.core.offloading`)."""
+    """The hook that has moved the saved tensors of the last micro-batch to the host (`memcalc.core.offloading`)."""
     copied: list[Any] = field(default_factory=list[Any])
     """The saved tensors that the last micro-batch has copied to the host and back (`memcalc.core.offloading.Copied`)."""
     shift_labels: Tensor | None = None

@@ -1,4 +1,4 @@
-"""A model's program as a trainer of fine-tuning runs it: over packed rows, with its saved activations on the host, with noise."""
+"""A program as a trainer of fine-tuning runs it: over packed rows, with its saved activations on the host, with noise."""
 
 from __future__ import annotations
 

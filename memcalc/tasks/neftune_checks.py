@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.setup.packing_checks import CHECKED
+from memcalc.tasks.packing_checks import CHECKED
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model

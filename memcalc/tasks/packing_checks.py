@@ -29,7 +29,9 @@ def check_packing(options: Options, engine: str, precision: str, model: Model | 
     if engine not in _ENGINES:
         refuse("packing", True, f"with engine {engine} {NOT_YET}with --engine {', '.join(_ENGINES)}")
     if options.task not in _TASKS:
-        refuse("packing", True, f"TRL's trainer of {options.task} packs nothing; allowed: with --task {', '.join(_TASKS)}")
+        refuse(
+            "packing", True, f"TRL's trainer of {options.task} packs nothing; allowed: with --task {', '.join(_TASKS)}"
+        )
     for axis in _AXES:
         if getattr(options, axis) > 1:
             refuse("packing", True, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
@@ -53,4 +55,6 @@ def _check_flash(precision: str, model: Model) -> None:
     program = model.program
     width = program.head_dim.size  # type: ignore[attr-defined]
     if width > WIDEST:
-        refuse("packing", True, f"flash-attn takes heads of up to {WIDEST}, not {width}; allowed: with --attention sdpa")
+        refuse(
+            "packing", True, f"flash-attn takes heads of up to {WIDEST}, not {width}; allowed: with --attention sdpa"
+        )
