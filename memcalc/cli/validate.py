@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -59,6 +59,9 @@ def validate(
     given = o.setup_of(setup)
     if "layers" in given:
         raise InputError("--layers: validate runs models of transformers; allowed: --model")
+    for option in _NOT_RUN:
+        if given.get(option) not in (None, False, "none"):
+            _refuse_to_run(option)
     has_file = any(name in given for name in FILES)
     if (model is None) == (suite is None) and not (suite is None and has_file):
         raise InputError("--model or --suite: exactly one of them is needed")
@@ -88,6 +91,9 @@ def validate(
             why = f"{type(error).__name__}: {one_line(error, 300)}"
             where = run.place_of(error)
             raise InputError(f"--backend {backend}: the run failed ({why}) at {where}") from error
+        for option in _NOT_RUN:  # of a file
+            if getattr(comparison.report.setup, option) not in (None, False, "none"):
+                _refuse_to_run(option)
         if not json and speaks:
             from memcalc.report.comparison import print_comparison
 
@@ -97,3 +103,14 @@ def validate(
         import json as library
 
         print(library.dumps(document, indent=1, ensure_ascii=False))
+
+
+_NOT_RUN: Final = ("packing", "offload_activations", "neftune_alpha")
+"""The options of fine-tuning that the command's reference step does not have."""
+
+
+def _refuse_to_run(option: str) -> NoReturn:
+    from memcalc.errors import InputError
+    from memcalc.inputs.options import option_name
+
+    raise InputError(f"{option_name(option)}: is not run by validate; allowed: leave it out")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.errors import InputError
-from memcalc.formats.trainer_findings import is_on
+from memcalc.formats.trainer_findings import is_on, mapping
 from memcalc.inputs.model import Model
 from memcalc.inputs.options import Options
 
@@ -70,9 +70,8 @@ def _read_packing(found: Findings, *, is_sft: bool) -> None:
 
 def _uses_flash(found: Findings) -> bool:
     """Tell whether the file asks for flash-attn's kernels by their name in transformers, or by an old switch."""
-    own = found.section.raw("model_init_kwargs")
-    named = own.get("attn_implementation") if isinstance(own, Mapping) else None  # type: ignore[union-attr]
-    named = named or found.section.raw("attn_implementation")
+    key = "attn_implementation"
+    named: object = mapping(found.section, "model_init_kwargs").raw(key) or found.section.raw(key)
     old = ("use_flash_attention_2", "use_flash_attention", "use_flash_attn")
     return "flash" in str(named) if named else any(is_on(found.section, key) for key in old)
 

@@ -61,8 +61,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, of_
     head_dim). The values of fp32 models under autocast are cast to its dtype."""
     query, key, value = (transpose(x, 1, 2) for x in (q, k, v))
     query, key, value = _cast(query, key, value)
-    flat = tuple(reshape(x, *x.shape[1:]) for x in (query, key, value))
-    out = _varlen(*flat, of_each)
+    query, key, value = (reshape(x, *x.shape[1:]) for x in (query, key, value))
+    out = _varlen(query, key, value, of_each)
     return view(out, q.shape[0], *out.shape), None
 
 

@@ -43,9 +43,8 @@ def title_words(report: Report) -> tuple[str, list[str]]:
         parts.append(f"{s.micro_batches} micro-batches{_reduced(s)}")
     if s.seq_len is not None:
         if model.program.has_sequence:
-            parts.append(
-                f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ', packed' if s.packing else ''}"
-            )
+            rows = ", padded" if s.padded else ", packed" if s.packing else ""
+            parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{rows}")
             parts.append(f"{s.attention} attention")
         else:
             parts.append(f"micro-batch {s.micro_batch_size}")

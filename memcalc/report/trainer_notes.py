@@ -18,8 +18,8 @@ def _of_packing(report: Report) -> list[str]:
     if not setup.packing:
         return []
     of_rows = (
-        "packing: each row is counted as one sequence of --seq-len tokens; more and shorter ones take 4 bytes of cu_seq_lens and 128 "
-        "rows of the backward's sums each, and have fewer scores"
+        "packing: each row is counted as one sequence of --seq-len tokens; more and shorter ones take 8 bytes of cu_seq_lens "
+        "and 128 rows of the backward's sums each, and have fewer scores"
     )
     if setup.attention == "flash":
         return [of_rows]
@@ -34,6 +34,6 @@ def _of_activations(report: Report) -> list[str]:
         return []
     return [
         "activations on the host: a tensor that is saved again while its copy is under way stays on the GPU besides, as in "
-        "TRL's class; what comes back is allocated on another stream, whose blocks the first stream's tensors do not share (not in "
-        "reserved)"
+        "TRL's class; what comes back is allocated on another stream, whose blocks the first stream's tensors do not share "
+        "(not in reserved)"
     ]

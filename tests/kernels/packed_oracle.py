@@ -118,10 +118,17 @@ def packed_masks(**named: bool) -> Iterator[None]:
         yield
 
 
-def validate(model: Any, **options: Any) -> Comparison:
+@contextlib.contextmanager
+def packed_rows() -> Iterator[None]:
+    """Give the steps of `memcalc validate` packed rows."""
     with (
         flash_attn(),
         patch.multiple(fake, build=build, make_batch=make_batch, not_traced=packed_masks),
         patch.object(preference, "batch_of", batch_of),
     ):
+        yield
+
+
+def validate(model: Any, **options: Any) -> Comparison:
+    with packed_rows():
         return run.validate(model, packing=True, **options)

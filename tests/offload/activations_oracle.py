@@ -20,7 +20,7 @@ from tasks.trl_oracle import import_trl
 from memcalc.validate import engines, fake, preference, run
 from memcalc.validate.comparison import Comparison
 
-_build, _plain_step, _preference_step = fake.build, engines.plain_step, preference.preference_step
+_plain_step, _preference_step = engines.plain_step, preference.preference_step
 
 
 class Copy(NamedTuple):
@@ -111,8 +111,10 @@ def offloading() -> Iterator[list[Copy]]:
     copies: list[Copy] = []
     contexts: list[Any] = []
 
+    own_build = fake.build
+
     def build(setup: Any, of: Any, fields: Any) -> Any:
-        model = _build(setup, of, fields)
+        model = own_build(setup, of, fields)
         adapters = None if hasattr(model, "get_base_model") else vars(model).pop("peft_config", None)
         contexts.append(
             trl.get_act_offloading_ctx_manager(model=model)
