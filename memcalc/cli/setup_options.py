@@ -87,6 +87,7 @@ def _setup(
     packing: t.Packing = False,
     offload_activations: t.OffloadActivations = None,
     neftune_alpha: t.NeftuneAlpha = None,
+    lengths: t.Lengths = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

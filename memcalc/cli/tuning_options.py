@@ -158,3 +158,12 @@ NeftuneAlpha = Annotated[
         "--neftune-alpha",
     ),
 ]
+Lengths = Annotated[
+    str | None,
+    option(
+        "With --packing: the lengths of the sequences, each with its share (512:0.6,2048:0.4), or a file with one length a "
+        "line. (default: each row is one sequence)",
+        KNOBS,
+        "--lengths",
+    ),
+]

@@ -372,8 +372,9 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
         kernels = on_gpu(kernels, fused_kernels(setup.gpu))
     if setup.packing:
         from memcalc.kernels.packed_attention import over_packed_rows
+        from memcalc.tasks.fine_tuned import packing_of
 
-        return over_packed_rows(kernels, setup.attention or "flash", 1)
+        return over_packed_rows(kernels, setup.attention or "flash", packing_of(setup))
     if setup.cp == 1:
         return kernels
     from memcalc.kernels.ulysses import over_ranks

@@ -93,6 +93,7 @@ class Options(NamedTuple):
     packing: bool = False
     offload_activations: str = "none"
     neftune_alpha: float | None = None
+    lengths: str | None = None
 
 
 EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
@@ -151,6 +152,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
 TEXTS: Final[dict[str, str]] = {
     "freeze": "names of parts with commas, such as embeddings,first:4",
     "modules_to_save": "names of modules with commas, such as lm_head,embed_tokens",
+    "lengths": "lengths with shares, such as 512:0.6,2048:0.4, or a file with one length a line",
     "liger": "parts of Liger-Kernel with commas or +, such as rope,rms_norm",
     "lora_targets": "default, all-linear, or names of linear layers with commas, such as q_proj,v_proj",
 }

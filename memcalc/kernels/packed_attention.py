@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memcalc.core.dims import Shape
     from memcalc.families.base.module import Run
     from memcalc.kernels import Kernels
+    from memcalc.layout.packing import Packing
 
 SOURCE: Final = "flash-attn 2.8.3 flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp"
 PADDED_TOKENS: Final = 128
@@ -40,14 +41,14 @@ ALIGNED: Final = 8
 
 
 @cache
-def over_packed_rows(kernels: Kernels, attention: str, of_each: int) -> Kernels:
-    """Return the kernels with attention over packed rows, each with `of_each` sequences."""
+def over_packed_rows(kernels: Kernels, attention: str, packing: Packing) -> Kernels:
+    """Return the kernels with attention over packed rows."""
     replaced: dict[Any, Any] = dict(kernels.replaced)
     if attention != "flash":
         replaced[causal_mask] = packed_causal_mask
         return kernels._replace(replaced=tuple(replaced.items()))
     replaced[causal_mask] = _no_mask
-    replaced[sdpa_attention] = partial(flash_attention, of_each=of_each)
+    replaced[sdpa_attention] = partial(flash_attention, packing=packing)
     return kernels._replace(replaced=tuple(replaced.items()), source=f"{SOURCE}; {kernels.source}", basis="modelled")
 
 
@@ -56,13 +57,13 @@ def _no_mask(run: Run, window: int | None = None) -> None:
     packed_sequences(run)
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, of_each: int) -> Attended:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, packing: Packing) -> Attended:
     """Run flash_attention_forward (integrations/flash_attention.py): (1, heads, tokens, head_dim) -> (1, tokens, heads,
     head_dim). The values of fp32 models under autocast are cast to its dtype."""
     query, key, value = (transpose(x, 1, 2) for x in (q, k, v))
     query, key, value = _cast(query, key, value)
     query, key, value = (reshape(x, *x.shape[1:]) for x in (query, key, value))
-    out = _varlen(query, key, value, of_each)
+    out = _varlen(query, key, value, packing)
     return view(out, q.shape[0], *out.shape), None
 
 
@@ -74,10 +75,10 @@ def _cast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return cast(q, state.dtype), cast(k, state.dtype), cast(v, state.dtype)
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, of_each: int) -> Tensor:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
     """Run flash_attn_varlen_func: q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) -> as q."""
     memory = q.memory
-    attends(memory, *_sequences(q, k, v, of_each), q.dtype)
+    attends(memory, *_sequences(q, k, v, packing), q.dtype)
     operands = tuple(_aligned(x, name) for x, name in zip((q, k, v), ("queries", "keys", "values"), strict=True))
     whole = like(operands[0], "attention output")  # laid out as the queries (empty_like)
     logsumexp = new_tensor(memory, (q.shape[1], q.shape[0]), fp32, "attention logsumexp")
@@ -85,7 +86,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, of_each: int) -> Tensor:
     out = _cut(whole, q.shape)
     if recording(q, k, v):
         result = Tensor(whole.storage, whole.shape, whole.strides, whole.dtype)
-        out.node = Node(memory, _varlen_backward, (q, k, v), (*operands, result, logsumexp, state), of_each)
+        out.node = Node(memory, _varlen_backward, (q, k, v), (*operands, result, logsumexp, state), packing)
     return out
 
 
@@ -114,7 +115,7 @@ def _varlen_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     out = [like(x, f"{name} gradient") for x, name in zip((q, k, v), _NAMES, strict=True)]
     _grad = _aligned(grads[0], "gradient of the output")
     tokens, heads, width = q.shape
-    padded = _padded(tokens, node.context)
+    padded = _padded(tokens, node.context.of_each)
     step = 32 if width.size <= 128 else 64
     _sums = new_tensor(node.memory, (heads, padded), fp32, "attention sums")
     rounded = plus(width, -width.size % step)
@@ -133,9 +134,10 @@ def _padded(tokens: Dim, of_each: int) -> Dim:
     return Dim(name, tokens.size + PADDED_TOKENS * count.size, poly)  # type: ignore[arg-type]
 
 
-def _sequences(q: Tensor, k: Tensor, v: Tensor, of_each: int) -> tuple[Shape, Shape, Shape]:
-    """Return the shapes of queries, keys and values as the products of equal sequences have them."""
-    count, length = documents(q.shape[0], of_each), q.shape[0].parts[-1]
-    if of_each > 1:
-        length = Dim(f"seq/{of_each}", length.size // of_each)
-    return tuple((count, x.shape[1], length, x.shape[2]) for x in (q, k, v))  # type: ignore[return-value]
+def _sequences(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[Shape, Shape, Shape]:
+    """Return the shapes of queries, keys and values as the products have them: each query with the keys of its own
+    sequence."""
+    batch, seq = q.shape[0].parts
+    keys = seq if packing.attended is None else Dim("attended", packing.attended)
+    own = (batch, q.shape[1], seq, q.shape[2])
+    return own, (batch, k.shape[1], keys, k.shape[2]), (batch, v.shape[1], keys, v.shape[2])

@@ -23,10 +23,12 @@ SOURCE: Final = "TRL 1.16 trl/trainer/sft_trainer.py, DataCollatorForLanguageMod
 
 
 class Packing(NamedTuple):
-    """The packing of a micro-batch, each row of which is one sequence of the whole length, or several of equal lengths."""
+    """The packing of a micro-batch, each row of which is one sequence of the whole length, or several."""
 
     of_each: int = 1
-    """The sequences of a row."""
+    """The sequences of a row, rounded up."""
+    attended: int | None = None
+    """The tokens of the sequence that a token is in, in the mean over tokens; None: all of its row."""
 
     def rows(self, batch: Dim, seq: Dim) -> tuple[Dim, Dim]:
         """Return the batch and the sequence length that the model sees: one row of all tokens."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc.tasks.fine_tuned import packing_of
+
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
@@ -21,6 +23,12 @@ def _of_packing(report: Report) -> list[str]:
         "packing: each row is counted as one sequence of --seq-len tokens; more and shorter ones take 8 bytes of cu_seq_lens "
         "and 128 rows of the backward's sums each, and have fewer scores"
     )
+    if setup.lengths is not None:
+        how = packing_of(setup)
+        return [
+            f"packing: rows are counted as full, with {how.of_each} sequences each (rounded up); a token is in a sequence of "
+            f"{how.attended} tokens in the mean, which its scores are counted for"
+        ]
     if setup.attention == "flash":
         return [of_rows]
     return [

@@ -43,7 +43,7 @@ from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import overlap_comm_of, zero_sizes
 from memcalc.tasks.neftune_checks import check_neftune
 from memcalc.tasks.offload_activations_checks import check_offloaded_activations
-from memcalc.tasks.packing_checks import check_packing
+from memcalc.tasks.packing_checks import check_lengths, check_packing
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         check_neftune(options, engine, model)
     if options.packing:
         check_packing(options, engine, precision, model)
+    if options.lengths is not None:
+        check_lengths(options, seq_len)
     if engine == "colossalai":
         check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
@@ -157,6 +159,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         packing=options.packing,
         offload_activations=options.offload_activations,
         neftune_alpha=options.neftune_alpha,
+        lengths=options.lengths,
     )
 
 

@@ -123,6 +123,8 @@ class Setup(NamedTuple):
     """Where the tensors that forward saves for backward are until backward needs them: none (on the GPU), cpu."""
     neftune_alpha: float | None = None
     """The magnitude of the noise that is added to the embeddings (`neftune_noise_alpha`); None: no noise."""
+    lengths: str | None = None
+    """The lengths of the sequences of packed rows, as given; None: each row is one sequence."""
 
     @property
     def micro_batches(self) -> int:

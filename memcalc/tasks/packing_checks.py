@@ -58,3 +58,22 @@ def _check_flash(precision: str, model: Model) -> None:
         refuse(
             "packing", True, f"flash-attn takes heads of up to {WIDEST}, not {width}; allowed: with --attention sdpa"
         )
+
+
+def check_lengths(options: Options, seq_len: int | None) -> None:
+    """Raise InputError for lengths that are none, that no row has room for, or that do not matter."""
+    from memcalc.inputs.lengths import lengths_of
+
+    given = lengths_of(options.lengths or "")
+    if not options.packing:
+        why = "without --packing rows are padded, and counted as long as --seq-len, the longest"
+        refuse("lengths", options.lengths, f"{why}; allowed: with --packing")
+    if options.attention == "sdpa":
+        refuse(
+            "lengths",
+            options.lengths,
+            "with sdpa each token is multiplied with all of its row; allowed: --attention flash",
+        )
+    if given.longest > (seq_len or 0):
+        why = f"a sequence of {given.longest} tokens is longer than a row of --seq-len {seq_len}"
+        refuse("lengths", options.lengths, f"{why}; allowed: up to {seq_len}")

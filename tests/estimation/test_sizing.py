@@ -36,7 +36,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "task": ("pretrain", "dpo", "kto"), "precompute_reference": (True, False),
     "offload_optimizer": ("none", "cpu", "nvme"), "offload_params": ("none", "cpu", "nvme"),
     "dora": (True,), "modules_to_save": ("lm_head",), "tp_dims": ("2", "3"), "tp_depth": (2,), "autotp": (True,),
-    "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,),
+    "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,), "lengths": ("64:1",),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}

@@ -72,11 +72,13 @@ def flash_attn() -> Iterator[None]:
 
 
 def collated(setup: Any, *, labels: bool) -> dict[str, Any]:
-    """TRL's own collator's batch of rows that are one sequence each."""
+    """TRL's own collator's batch of rows that are one sequence each, or several of the one length that is given."""
     import_trl()
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-    rows = [{"input_ids": [0] * setup.seq_len, "seq_lengths": [setup.seq_len]} for _ in range(setup.micro_batch_size)]
+    length = setup.seq_len if setup.lengths is None else int(setup.lengths.partition(":")[0])
+    row = {"input_ids": [0] * setup.seq_len, "seq_lengths": [length] * (setup.seq_len // length)}
+    rows = [row] * setup.micro_batch_size
     batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(rows)
     batch["cu_seq_lens_k"] = batch["cu_seq_lens_q"].clone()  # each is sent to the GPU for itself
     if not labels:

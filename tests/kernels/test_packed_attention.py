@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from cases import step_cases
 from kernels.packed_oracle import validate
 from validate.test_fake import LLAMA, QWEN3, same
 
+import memcalc
+from memcalc.errors import InputError
+from memcalc.inputs.lengths import lengths_of
 from memcalc.tasks.packing_checks import CHECKED
 
 BF16: dict[str, Any] = {"precision": "bf16"}
@@ -70,3 +74,48 @@ def test_engines_and_adapters(options: dict[str, Any]) -> None:
 
 def test_grouped_heads() -> None:
     step(QWEN3, BF16)
+
+
+@pytest.mark.parametrize("options", [{}, {"task": "sft"}, {"task": "sft", "recompute": "full"}], ids=str)
+@pytest.mark.parametrize("length", [8, 16])
+def test_several_sequences_in_a_row(length: int, options: dict[str, Any]) -> None:
+    step(LLAMA, BF16 | {"lengths": f"{length}:1"} | options)
+
+
+def test_scores_are_those_of_each_sequence() -> None:
+    """Of a token in a sequence of 8 or 24, which are as many, 20 keys in the mean over tokens: (8² + 24²)/(8 + 24)."""
+
+    def attention(**options: Any) -> int:
+        report = memcalc.estimate(LLAMA, packing=True, seq_len=32, **BF16 | options)
+        return sum(one.flops for one in report.computed if one.kind == "attention" and one.phase == "forward")
+
+    assert attention() == 3 * 2 * 2 * 6 * 32 * 32 * 24
+    assert attention(lengths="8:1,24:1") == 3 * 2 * 2 * 6 * 32 * 20 * 24
+
+
+def test_lengths_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("8\n24\n24\n", encoding="utf-8")
+    assert lengths_of(str(tmp_path / "lengths.txt")) == lengths_of("8:1,24:2") == lengths_of("8:0.5+24:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"precision": "fp32"}, "--packing on: flash-attn takes 16 bits"),
+        ({"attention": "eager"}, "--attention eager: with --packing"),
+        ({"padded": True}, "--padded on: packed rows have no padding"),
+        ({"task": "dpo"}, "--packing on: TRL's trainer of dpo packs nothing"),
+        ({"engine": "fsdp2", "gpus": 2, "tp": 2}, "--packing on: with --tp 2"),
+        ({"lengths": "4096:1"}, "--lengths 4096:1: a sequence of 4096 tokens is longer than a row"),
+        ({"lengths": "8:1", "attention": "sdpa"}, "--lengths 8:1: with sdpa"),
+        ({"lengths": "8:1", "packing": False}, "--lengths 8:1: without --packing"),
+        *(
+            ({"lengths": text}, f"--lengths {text}: allowed: ")
+            for text in ("8", "8:0", "0:1", "8:x", "8:1:1", "8:nan", "-8:1")
+        ),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError) as refused:
+        memcalc.estimate("llama-7b", **{"packing": True, "seq_len": 2048} | options)
+    assert why in str(refused.value)
