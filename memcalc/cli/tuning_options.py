@@ -164,3 +164,38 @@ OffloadParams = Annotated[
         "--offload-params",
     ),
 ]
+Packing = Annotated[
+    bool,
+    option(
+        "Sequences are packed to --seq-len without padding, as TRL's SFTTrainer packs them (packing=True): flash-attn's kernels "
+        "of variable lengths, or with --attention sdpa a mask of blocks.",
+        KNOBS,
+        "--packing",
+    ),
+]
+OffloadActivations = Annotated[
+    str | None,
+    option(
+        "Where saved activations are until backward needs them: none (on the GPU), cpu: in pinned memory, as TRL's "
+        "activation_offloading=True moves them. (default: none)",
+        KNOBS,
+        "--offload-activations",
+    ),
+]
+NeftuneAlpha = Annotated[
+    float | None,
+    option(
+        "NEFTune: noise of this magnitude is added to the embeddings (neftune_noise_alpha). (default: no noise)",
+        KNOBS,
+        "--neftune-alpha",
+    ),
+]
+Lengths = Annotated[
+    str | None,
+    option(
+        "With --packing: the lengths of the sequences, each with its share (512:0.6,2048:0.4), or a file with one length a "
+        "line. (default: each row is one sequence)",
+        KNOBS,
+        "--lengths",
+    ),
+]

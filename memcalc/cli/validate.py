@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -64,6 +64,9 @@ def validate(
     _check_compression(given)
     if given.get("quantize") == "int8":
         raise InputError("--quantize int8: validate does not run it yet; allowed: none, nf4, fp4")
+    for option in _NOT_RUN:
+        if given.get(option) not in (None, False, "none"):
+            _refuse_to_run(option)
     has_file = any(name in given for name in FILES)
     if (model is None) == (suite is None) and not (suite is None and has_file):
         raise InputError("--model or --suite: exactly one of them is needed")
@@ -99,6 +102,9 @@ def validate(
             why = f"{type(error).__name__}: {one_line(error, 300)}"
             where = run.place_of(error)
             raise InputError(f"--backend {backend}: the run failed ({why}) at {where}") from error
+        for option in _NOT_RUN:  # of a file
+            if getattr(comparison.report.setup, option) not in (None, False, "none"):
+                _refuse_to_run(option)
         if not json and speaks:
             from memcalc.report.comparison import print_comparison
 
@@ -138,3 +144,14 @@ def _check_compression(given: dict[str, Any]) -> None:
         raise InputError(f"--comm-hook {given['comm_hook']}: {why}")
     if given.get("optimizer") in OF_DEEPSPEED:
         raise InputError(f"--optimizer {given['optimizer']}: {why}")
+
+
+_NOT_RUN: Final = ("packing", "offload_activations", "neftune_alpha")
+"""The options of fine-tuning that the command's reference step does not have."""
+
+
+def _refuse_to_run(option: str) -> NoReturn:
+    from memcalc.errors import InputError
+    from memcalc.inputs.options import option_name
+
+    raise InputError(f"{option_name(option)}: is not run by validate; allowed: leave it out")

@@ -90,7 +90,8 @@ class Node:
         self.again = frame is not None or memory.recomputing
         """True if the op's forward runs twice: in forward, and when backward recomputes it."""
         self.kept = [(_stored(t), t.dtype) for t in saved]
-        self.saved: list[Saved] = list(saved) if frame is None else [frame.pack(tensor) for tensor in saved]
+        packer = frame or memory.offloading
+        self.saved: list[Saved] = list(saved) if packer is None else [packer.pack(tensor) for tensor in saved]
         self.gathered = _gathered(memory, saved) if frame is None and memory.visitor is not None else ()
         """The blocks that an engine has gathered weights into, where the node saved views of these weights. A view
         keeps its block alive, whatever the engine frees."""
@@ -329,7 +330,12 @@ def _call(node: Node, inbox: dict[Node, list[Tensor | None]], *, retains: bool) 
     if grads is None:  # no gradient has come to the node: it gives none, and the nodes behind it do not wait
         node.saved = []
         return [None] * len(node.edges)
+    offloading = node.memory.offloading
+    if offloading is not None:
+        offloading.before(node)
     outs = node.run(grads)  # type: ignore[arg-type]
+    if offloading is not None:
+        offloading.after()
     grads.clear()
     if not retains:
         node.saved, node.gathered = [], ()

@@ -69,6 +69,8 @@ class Checkpoint:
         self.args = (
             args if outer is None else tuple(_Argument(outer, arg) if isinstance(arg, Tensor) else arg for arg in args)
         )
+        if outer is None and memory.offloading is not None:
+            self.args = _with_first_packed(args, memory.offloading)
         self.autocast = None if memory.autocast is None else memory.autocast.dtype
         self.holders: list[ref[_Holder]] = []
         self.done = False
@@ -97,6 +99,13 @@ class Checkpoint:
         memory.scope = scope
         self.done = True
         self.holders = []
+
+
+def _with_first_packed(args: tuple[Any, ...], packer: Packer) -> tuple[Any, ...]:
+    """Return the arguments with the first tensor packed, the only one that transformers' layers get by position: a checkpoint
+    saves these as autograd saves tensors, and holds those by name as they are."""
+    first = next((i for i, arg in enumerate(args) if isinstance(arg, Tensor)), None)
+    return tuple(_Argument(packer, arg) if i == first else arg for i, arg in enumerate(args))
 
 
 class Recomputation:

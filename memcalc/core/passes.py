@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memcalc.core.dtypes import DType
+    from memcalc.core.offloading import Copied, Offloading
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.module import Run
     from memcalc.families.base.program import Program
@@ -31,11 +32,14 @@ def passes(
     memory.streamed.clear()
     memory.work.clear()  # these belong to the step before
     ends: list[int] = []
+    copied: list[Copied] = []
     loss: Any = None
     for i in range(micro_batches):
         if i:
             memory.enter("", None)
             batch = program.give(run)
+        if program.offloads_activations:
+            run.offloading = memory.offloading = offloading(run)
         with Autocast(memory, autocast):
             memory.enter("forward", None)
             if hooks is not None:
@@ -53,4 +57,15 @@ def passes(
         if hooks is not None:
             hooks.backward_is_over()
         run.frame_tensors.clear()
+        if memory.offloading is not None:
+            copied = memory.offloading.close()
+            memory.offloading = None
+    run.copied = copied
     return tuple(ends), loss
+
+
+def offloading(run: Run) -> Offloading:
+    """Return what moves the saved tensors of a micro-batch to the host."""
+    from memcalc.core.offloading import Offloading
+
+    return Offloading(run.memory, {weight.storage for weight in run.weights.values()})

@@ -101,6 +101,22 @@ class Packer(Protocol):
     def pack(self, tensor: Tensor) -> Saved: ...
 
 
+class Offloader(Packer, Protocol):
+    """The saved-tensor hook that moves tensors to the host (`memcalc.core.offloading`)."""
+
+    def before(self, node: Node) -> None:
+        """Announce the node that runs next."""
+        ...
+
+    def after(self) -> None:
+        """Run the hooks of the node that has run."""
+        ...
+
+    def close(self) -> list[Any]:
+        """Let go of all that is still held, when backward is over. Returns what has been copied, in order."""
+        ...
+
+
 class Saved(Protocol):
     """A saved tensor, or an object that returns it."""
 
@@ -160,6 +176,7 @@ class Memory:
         "kernels",
         "layer",
         "log",
+        "offloading",
         "only",
         "pads_queries",
         "phase",
@@ -192,6 +209,8 @@ class Memory:
         self.grad_enabled = True
         self.checkpoint: Packer | None = None
         self.contexts: Contexts | None = None
+        self.offloading: Offloader | None = None
+        """The hook that moves saved tensors to the host; None: they stay."""
         self.visitor: Visitor | None = None
         self.autocast: Autocast | None = None
         self.pads_queries = False

@@ -108,6 +108,10 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
         from memcalc.engines.common_statistics import rank_of
 
         return {None: rank_of(model, setup)}
+    if setup.packing or setup.offload_activations != "none" or setup.neftune_alpha is not None:
+        from memcalc.tasks.fine_tuned import fine_tuned
+
+        return {None: fine_tuned(model, setup)}
     if not setup.splits_layers:
         return {None: model}
     from memcalc.engines.parts import part_of, sharers
@@ -373,6 +377,11 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
         kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=selective, liger_parts=setup.liger)
     if setup.attention == "sdpa" and setup.kernels != "megatron":
         kernels = on_gpu(kernels, fused_kernels(setup.gpu))
+    if setup.packing:
+        from memcalc.kernels.packed_attention import over_packed_rows
+        from memcalc.tasks.fine_tuned import packing_of
+
+        return over_packed_rows(kernels, setup.attention or "flash", packing_of(setup))
     if setup.cp == 1:
         return kernels
     from memcalc.kernels.ulysses import over_ranks

@@ -333,6 +333,11 @@ class Report(OnDevice):
     @cached_property
     def host(self) -> list[HostItem]:
         """Return the rows of a node's host memory; none if nothing is offloaded."""
+        if self.setup.offload_activations != "none":
+            from memcalc.offload import activations
+
+            ranks, run = min(self.setup.gpus, self.setup.gpus_per_node), self.rank.profiles[0].run
+            return host_items(activations.on_host(run.copied, ranks, run.kernels.basis))
         return host_items(on_host(self.model, self.setup)) if self.setup.offloads or self.setup.servers else []
 
     # --- communication

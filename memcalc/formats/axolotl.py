@@ -11,6 +11,7 @@ from typing import Final
 from memcalc.formats.found import ACCUMULATION, Found
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, read_adapters
+from memcalc.formats.trainer_additions import read_noise
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt, texts
 from memcalc.formats.trainer_fsdp import read_fsdp
 from memcalc.formats.trainer_kernels import give_parts, read_attention
@@ -51,7 +52,6 @@ _NOTED: Final = {
     "batch_flattening": "rows are counted as single sequences of the whole length",
     "torch_compile": "compiled code is not modelled; each operator is counted",
     "deepcompile": "compiled code is not modelled; each operator is counted",
-    "neftune_noise_alpha": "the noise that NEFTune adds to the embeddings is not counted",
     "noisy_embedding_alpha": "the noise that NEFTune adds to the embeddings is not counted",
     "selective_checkpointing": "layers are taken to be recomputed as a whole",
     "activation_offloading": "layers are counted as recomputed, with their inputs on the GPU",
@@ -114,6 +114,7 @@ def read_axolotl(section: Section) -> Found:
     if adapter is None and engine is None:
         _note_fp32(found)
     _read_kernels(found, rl)
+    read_noise(found)
     found.note_each(_NOTED)
     return found.found()
 

@@ -11,6 +11,7 @@ from typing import Final
 from memcalc.formats.found import Found
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, read_adapters
+from memcalc.formats.trainer_additions import read_noise
 from memcalc.formats.trainer_args import NOTED, REFUSED, read_accelerator, read_batch, read_optimizer_of
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, modules, name, refuse_misspelt
 from memcalc.formats.trainer_fsdp import read_fsdp
@@ -100,6 +101,7 @@ def read_llama_factory(section: Section) -> Found:
     read_accelerator(found)
     _read_attention(found)
     _read_liger(found, stage)
+    read_noise(found)
     found.note_each(NOTED | _NOTED)
     return found.found()
 

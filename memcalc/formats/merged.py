@@ -18,6 +18,7 @@ from memcalc.formats.together import (
     with_precision_of_engine,
     without_what_is_not_modelled,
 )
+from memcalc.formats.trainer_additions import without_unmodelled_additions
 from memcalc.inputs.file_options import FILES, FromFiles
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import option_name
@@ -79,8 +80,10 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     said, of_fsdp1 = with_fsdp1_where_modelled(model, given, said)
     said, left_out = without_what_is_not_modelled(given, said)
     said, loss = with_loss_of_engine(model, given, said)
+    said, additions = without_unmodelled_additions(model, given, said)
     found, origins = with_batches(given, said)
-    notes = tuple(dict.fromkeys([*(note for one in files for note in one.found.notes), *of_fsdp1, *left_out, *loss]))
+    every = (note for one in files for note in one.found.notes)
+    notes = tuple(dict.fromkeys([*every, *of_fsdp1, *left_out, *loss, *additions]))
     return model, {**found, **given}, FromFiles(origins, notes)
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from memcalc.formats.found import ACCUMULATION, Found
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, read_adapters
+from memcalc.formats.trainer_additions import read_additions
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt
 from memcalc.formats.trainer_fsdp import read_fsdp
 from memcalc.formats.trainer_kernels import read_attention, read_liger
@@ -29,18 +30,14 @@ NOTED: Final = {
     "torch_compile_mode": "compiled code is not modelled; each operator is counted",
     "torch_compile_backend": "compiled code is not modelled; each operator is counted",
     "torchdynamo": "compiled code is not modelled; each operator is counted",
-    "neftune_noise_alpha": "the noise that NEFTune adds to the embeddings is not counted",
     "auto_find_batch_size": "the batch is taken to fit as it is given",
     "ddp_bucket_cap_mb": "buckets of 25 MiB, torch's default, are counted",
     "torch_empty_cache_steps": "the allocator's cache is taken to be kept",
     "label_smoothing_factor": "the loss is counted without label smoothing, which reads all logits once more",
-    "activation_offloading": "activations are counted as kept on the GPU",
     "half_precision_backend": "torch's autocast is counted",
 }
 """Keys of TrainingArguments, old ones too, that change memory or time and have no option."""
 _NOTED_HERE: Final = {
-    "packing": "rows are counted as single sequences of the whole length",
-    "padding_free": "rows are counted as single sequences of the whole length",
     "sync_ref_model": "the steps that mix the reference model are not counted",
     "router_aux_loss_coef": "the router's loss is counted as the model's configuration has it",
 }
@@ -73,6 +70,7 @@ def read_trainer_args(section: Section) -> Found:
     read_accelerator(found)
     _read_attention(found)
     read_liger(found, ("use_liger_kernel", "use_liger"), own_loss=has_own_loss(found))
+    read_additions(found, is_sft=is_trl and found.options["task"].value == "sft")
     found.note_each(NOTED | _NOTED_HERE)
     return found.found()
 

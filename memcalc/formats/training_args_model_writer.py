@@ -42,6 +42,9 @@ def model_part(setup: Setup, model: Model) -> Part:
         said.add("attention")
         if setup.attention != model.program.attention_kinds[0]:
             keys["attn_implementation"] = setup.attention
+    if setup.packing and setup.attention == "flash":
+        said.add("attention")
+        keys["attn_implementation"] = "flash_attention_2"
     return joined(Part(keys, frozenset(said)), _adapters(setup), _quantized(setup))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MIXES: Final = {"none": "autocast", "ddp": "autocast", "fsdp2": "mixed", "deepspeed": "mixed"}
 """The meaning of the Trainer's switches bf16 and fp16 with each engine: the second word of `--precision`."""
 _OF_TASK: Final[Mapping[str, Mapping[str, Any]]] = {
-    "pretrain": {}, "sft": {"packing": False}, "dpo": {}, "kto": {"desirable_weight": 1.0},
+    "pretrain": {}, "sft": {}, "dpo": {}, "kto": {"desirable_weight": 1.0},
 }  # fmt: skip
 """Keys that only one of TRL's trainers has, with its defaults: they tell the trainer."""
 _LAYERS: Final = "the Trainer recomputes whole layers: all, none, or every n-th one"
@@ -54,6 +54,7 @@ def write(setup: Setup, model: Model) -> Written:
         _recomputation(setup),
         Part({}, frozenset()) if "optimizer" in engine.said else optimizer_part(setup),
         clipping_part(setup),
+        _noise(setup),
         kernels_part(setup, model),
         engine,
     )
@@ -84,9 +85,20 @@ def _task(setup: Setup) -> Part:
     if setup.task in ONLINE:
         return _generation(setup)
     keys: dict[str, Any] = {"max_length": setup.seq_len, **_OF_TASK[setup.task]}
+    said = {"task", "seq_len", "precompute_reference"}
+    if setup.task == "sft":  # told by the first key
+        keys["packing"] = setup.packing
+        said |= {"packing", "offload_activations"}
+        if setup.offload_activations != "none":
+            keys["activation_offloading"] = True
     if setup.task in PREFERENCE:  # DPO is told by this key
         keys["precompute_ref_log_probs"] = bool(setup.precompute_reference)
-    return Part(keys, frozenset({"task", "seq_len", "precompute_reference"}))
+    return Part(keys, frozenset(said))
+
+
+def _noise(setup: Setup) -> Part:
+    keys = {} if setup.neftune_alpha is None else {"neftune_noise_alpha": setup.neftune_alpha}
+    return Part(keys, frozenset({"neftune_alpha"}))
 
 
 def _generation(setup: Setup) -> Part:

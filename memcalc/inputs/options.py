@@ -105,6 +105,10 @@ class Options(NamedTuple):
     tp_dims: str = "1"
     tp_depth: int | None = None
     autotp: bool = False
+    packing: bool = False
+    offload_activations: str = "none"
+    neftune_alpha: float | None = None
+    lengths: str | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -141,6 +145,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "backward_prefetch": ("pre", "post", "none"),
     "comm_hook": ("fp16", "bf16", "powersgd", "batched-powersgd"),
     "compression_phase": ("warmup", "compressed"),
+    "offload_activations": ("none", "cpu"),
     "kernels": ("hf", "fused", "megatron"),
     "tp_dims": ("1", "2", "2.5", "3"),
     "engine": ENGINES,
@@ -184,6 +189,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
 TEXTS: Final[dict[str, str]] = {
     "freeze": "names of parts with commas, such as embeddings,first:4",
     "modules_to_save": "names of modules with commas, such as lm_head,embed_tokens",
+    "lengths": "lengths with shares, such as 512:0.6,2048:0.4, or a file with one length a line",
     "liger": "parts of Liger-Kernel with commas or +, such as rope,rms_norm",
     "lora_targets": "default, all-linear, or names of linear layers with commas, such as q_proj,v_proj",
 }
@@ -206,6 +212,7 @@ FLAGS: Final = (
     "precompute_reference",
     "dora",
     "autotp",
+    "packing",
 )
 
 
@@ -273,6 +280,9 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name == "beta":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 <= value <= 10**6 else "allowed: a number from 0 up"
+    if name == "neftune_alpha":
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, such as 5"
     if name == "network_gbps":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, at most 1000000"

@@ -13,6 +13,7 @@ from memcalc.pipelining.schedules import NAMES, flushes, schedule_of, updates_of
 from memcalc.registry import OF_DEEPSPEED
 from memcalc.report.grid_notes import grid_notes
 from memcalc.report.input_notes import input_notes
+from memcalc.report.trainer_notes import trainer_notes
 from memcalc.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def notes(report: Report) -> list[str]:
     return [
         *input_notes(report),
         *grid_notes(report),
+        *trainer_notes(report),
         *_of_one_gpu(report),
         *_of_schedule(report),
         *_of_states(report),

@@ -43,7 +43,8 @@ def title_words(report: Report) -> tuple[str, list[str]]:
         parts.append(f"{s.micro_batches} micro-batches{_reduced(s)}")
     if s.seq_len is not None:
         if model.program.has_sequence:
-            parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ''}")
+            rows = ", padded" if s.padded else ", packed" if s.packing else ""
+            parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{rows}")
             parts.append(f"{s.attention} attention")
         else:
             parts.append(f"micro-batch {s.micro_batch_size}")
@@ -94,7 +95,7 @@ def _compressed(s: Setup) -> list[str]:
 
 def _offloaded(s: Setup) -> list[str]:
     """Return what is on the host or on NVMe."""
-    kept = {"optimizer": s.offload_optimizer, "parameters": s.offload_params}
+    kept = {"optimizer": s.offload_optimizer, "parameters": s.offload_params, "activations": s.offload_activations}
     return [f"{what} on {'NVMe' if where == 'nvme' else 'the host'}" for what, where in kept.items() if where != "none"]
 
 

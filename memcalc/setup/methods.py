@@ -106,6 +106,8 @@ def implementation_of(options: Options, engine: str) -> str:
 def attention_of(options: Options, engine: str, model: Model) -> str:
     """Return the attention that runs. Megatron's depends on the GPU."""
     kinds = ("sdpa", "eager", "flash", "unfused") if engine == "megatron" else model.program.attention_kinds
+    if options.packing:
+        return options.attention or "flash"  # memcalc.tasks.packing_checks
     if engine == "colossalai":
         if options.attention not in (None, "eager"):
             refuse(

@@ -51,6 +51,9 @@ from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_de
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import overlap_comm_of, zero_plus_plus_of, zero_sizes
+from memcalc.tasks.neftune_checks import check_neftune
+from memcalc.tasks.offload_activations_checks import check_offloaded_activations
+from memcalc.tasks.packing_checks import check_lengths, check_packing
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
@@ -80,6 +83,14 @@ def resolve(options: Options, model: Model | None) -> Setup:
     seq_len = None if model is None else seq_len_of(options, model)
     if options.autotp:
         check_auto_tp(options, engine, model)
+    if options.offload_activations != "none":
+        check_offloaded_activations(options, engine, model)
+    if options.neftune_alpha is not None:
+        check_neftune(options, engine, model)
+    if options.packing:
+        check_packing(options, engine, precision, model)
+    if options.lengths is not None:
+        check_lengths(options, seq_len)
     if engine == "colossalai":
         check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
@@ -166,6 +177,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
         tp_dims=options.tp_dims,
         tp_depth=tp_depth_of(options),
         autotp=options.autotp,
+        packing=options.packing,
+        offload_activations=options.offload_activations,
+        neftune_alpha=options.neftune_alpha,
+        lengths=options.lengths,
     )
 
 

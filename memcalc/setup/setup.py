@@ -146,6 +146,14 @@ class Setup(NamedTuple):
     """The squares of ranks in two and a half dimensions; None in others."""
     autotp: bool = False
     """True if DeepSpeed's AutoTP cuts transformers' own modules."""
+    packing: bool = False
+    """True if each row of a micro-batch has several sequences, one after the other, without padding."""
+    offload_activations: str = "none"
+    """Where the tensors that forward saves for backward are until backward needs them: none (on the GPU), cpu."""
+    neftune_alpha: float | None = None
+    """The magnitude of the noise that is added to the embeddings (`neftune_noise_alpha`); None: no noise."""
+    lengths: str | None = None
+    """The lengths of the sequences of packed rows, as given; None: each row is one sequence."""
 
     @property
     def micro_batches(self) -> int:

@@ -159,9 +159,12 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     whole = program.whole(size.seq)
     sequences = program.sequences(size.batch)
+    sequences, whole = program.rows(sequences, whole)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, sequences, whole, choices.accumulating)
     run.policy, run.buffer_dtype, run.recompute_layers = choices.policy, choices.buffer_dtype, choices.recompute_layers
     run.input_require_grads = choices.input_require_grads
+    run.noisy_embeddings = program.noisy_embeddings
+    run.labelled = None if program.packed_rows is None else program.packed_rows.labelled
     if program.source:
         forward_end = program.traced_step(run)
         return Trace(
@@ -194,6 +197,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
         tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
         noted=run.noted, pads_queries=memory.pads_queries, streamed=tuple(memory.streamed), of_reference=tuple(run.of_reference),
+        copied=tuple(run.copied),
     )  # fmt: skip
 
 
@@ -274,7 +278,7 @@ def _longest(program: Program, recomputed: int | None) -> tuple[int, int, int]:
     If only the first layers are recomputed, they are one part and the other layers another.
     """
     pattern = program.pattern()
-    if pattern is None:
+    if pattern is None or program.offloads_activations:  # a moved tensor is held over several layers
         return 0, 0, 0
     (lead, period), layers = pattern, program.layers
     if recomputed is None or recomputed >= layers:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.noted import Noted
 from memcalc.core.tensor import Sent, StorageRow, Streamed, Work
 from memcalc.kernels import TRANSFORMERS, Kernels
+
+if TYPE_CHECKING:
+    from memcalc.core.offloading import Copied
 
 
 class Middle(NamedTuple):
@@ -68,6 +71,8 @@ class Trace(NamedTuple):
     """The places in the log of the forwards of a reference model."""
     streamed: tuple[Streamed, ...] = ()
     """The kernels of the ops that multiply no matrices."""
+    copied: tuple[Copied, ...] = ()
+    """The saved tensors that are copied to the host and back, in a run at the real depth."""
 
     def turns(self) -> dict[int, range]:
         """Return the middle period that stands for others, by the place in the log from which on it does. That period

@@ -74,7 +74,8 @@ def fused_lm_head(head: Module, logits: Callable[[Tensor], Tensor], hidden_state
     fewer = shorter(hidden_states.shape[1])
     hidden_states, labels = narrow(hidden_states, 1, fewer), narrow(asked.labels, 1, fewer)
     mask = like(labels, "positions with a label", boolean)
-    rows = merge(mask.shape[0], asked.scored or mask.shape[1])
+    each = merge(mask.shape[0], asked.scored or mask.shape[1])
+    rows = each if run.labelled is None else run.labelled(run.seq)
     per_token = _log_probs(
         chosen_rows(hidden_states, mask, rows, "hidden states of the labels"),
         head.weight(),

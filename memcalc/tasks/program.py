@@ -38,6 +38,8 @@ class _Tasked(Program):
         return self.task.inputs(batch, seq)
 
     def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
+        if self.packed_rows is not None:
+            return super().given(batch, whole)
         return self.inputs(self.sequences(batch), whole)
 
     def branch(self, batch: int, seq: int) -> Hashable:

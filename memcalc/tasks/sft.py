@@ -26,7 +26,7 @@ class Sft(NamedTuple):
     """SFT's batch and loss."""
 
     padded: bool
-    """True if the caller holds a mask of padding already."""
+    """True if the caller holds a mask of padding already, or rows are packed and have none."""
 
     @property
     def per_example(self) -> int:

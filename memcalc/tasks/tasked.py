@@ -36,6 +36,8 @@ class ChosenTask(Chosen, Protocol):
     def num_iterations(self) -> int | None: ...
     @property
     def beta(self) -> float | None: ...
+    @property
+    def packing(self) -> bool: ...
 
 
 def tasked(model: Model, chosen: ChosenTask) -> Model:
@@ -55,7 +57,7 @@ def _task(chosen: ChosenTask) -> Task:
     if chosen.task == "sft":
         from memcalc.tasks.sft import Sft
 
-        return Sft(chosen.padded)
+        return Sft(chosen.padded or chosen.packing)
     if chosen.task == "grpo":
         from memcalc.tasks.generating import grpo_of
 

@@ -10,6 +10,7 @@ from memcalc.hardware.cost import Unknown as NoCost
 from memcalc.pipelining.schedules import of_each_chunk
 from memcalc.timing.items import Timed
 from memcalc.timing.kernels import Unknown, products, streams
+from memcalc.timing.moved_activations import moved_activations
 from memcalc.timing.schedule import Turn
 
 if TYPE_CHECKING:
@@ -67,13 +68,19 @@ def rank_time(report: Report, rates: Rates) -> RankTime | Unknown:
     sent = _communication(report, sums)
     if isinstance(sent, Unknown):
         return sent
+    moved = moved_activations(report, sums.forward, sums.backward + sums.recomputation)
+    if isinstance(moved, Unknown):
+        return moved
     setup = report.setup
     many, chunks = of_each_chunk(setup.schedule, setup.micro_batches), setup.virtual_stages
     waits = _exposed(report, sent)
+    if moved:
+        to_host, back = (item.seconds - item.hidden for item in moved)
+        waits = waits[0] + to_host, waits[1] + back, waits[2]
     inside = [each_phase / (many * chunks) for each_phase in waits[:2]]
     whole = each if len(each) == chunks else [Sums(*(part / chunks for part in sums))] * chunks
     turns = [_turn(one, many, *inside) for one in whole]
-    items = [*(item for own in kernels for item in own), *sent, *_starting(sums, rates)]
+    items = [*(item for own in kernels for item in own), *sent, *moved, *_starting(sums, rates)]
     return RankTime(items, sent, sums, turns, sum(waits), waits[2])
 
 

@@ -330,7 +330,7 @@ def test_old_names_and_odd_values() -> None:
 
 
 def test_noted_keys_are_named() -> None:
-    content = PLAIN | {"torch_compile": True, "neftune_noise_alpha": 5, "packing": True, "activation_offloading": True}
+    content = PLAIN | {"torch_compile": True, "ddp_bucket_cap_mb": 5, "auto_find_batch_size": True}
     notes = " ".join(read("args.yaml", content).notes)
     assert all(key in notes for key in content if key != "output_dir")
     assert not read("args.yaml", PLAIN | {"torch_compile": False, "neftune_noise_alpha": None}).notes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec
 from memcalc.core.autograd import Constant, Leaf, Node, no_kernel
 from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.elementwise import like
 from memcalc.core.ops.embedding import embedding
 from memcalc.core.ops.matmul import conv1d, linear
 from memcalc.core.ops.norm import layer_norm
@@ -136,6 +137,16 @@ class Run:
     tensor_parallel: TensorParallel | None = None
     positions: Tensor | None = None
     """The position_ids, if the caller gives them."""
+    packed: list[Tensor] | None = None
+    """The tensors that the collator gives besides tokens and labels, if it has packed several sequences into rows."""
+    labelled: Callable[[Dim], Dim] | None = None
+    """Returns the tokens of a row that have a label, if these are not all but the first."""
+    noisy_embeddings: bool = False
+    """True if noise is added to the output of the embeddings (NEFTune)."""
+    offloading: Any = None
+    """The hook that has moved the saved tensors of the last micro-batch to the host (`memcalc.core.offloading`)."""
+    copied: list[Any] = field(default_factory=list[Any])
+    """The saved tensors that the last micro-batch has copied to the host and back (`memcalc.core.offloading.Copied`)."""
     shift_labels: Tensor | None = None
     """The labels, if the caller has shifted them."""
     logits: Tensor | None = None
@@ -232,12 +243,12 @@ class Run:
 
     def input_embeddings(self, out: Tensor) -> Tensor:
         """Return the output of the embeddings. If it is to want a gradient and has none, it becomes a leaf
-        (enable_input_require_grads)."""
+        (enable_input_require_grads). Then it gets its noise."""
         if self.input_require_grads and out.node is None and self.memory.grad_enabled:
             out.node = Constant(self.memory, out)
             if self.memory.visitor is not None:  # an engine's hook behind the leaf, as before any module's backward
                 out = Tensor(out.storage, out.shape, out.strides, out.dtype, Node(self.memory, _pass, (out,)))
-        return out
+        return noisy(out) if self.noisy_embeddings else out
 
     def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Run the nn.Linear at `path`, with its adapter if it has one."""
@@ -274,6 +285,12 @@ class Run:
         """Allocate a buffer."""
         dtype = buffer.dtype or (None if buffer.cast else self.buffer_dtype) or self.dtype
         self.buffers[buffer.full_name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
+
+
+def noisy(out: Tensor) -> Tensor:
+    """Return embeddings with noise (transformers/integrations/neftune.py, neftune_post_forward_hook): out of place, so the
+    embeddings, the noise and their sum are alive at once."""
+    return out + like(out, "noise of the embeddings")
 
 
 @no_kernel

@@ -50,6 +50,26 @@ class SharedSequences(Protocol):
         ...
 
 
+class PackedRows(Protocol):
+    """The packing of several sequences into rows: what the model sees of a micro-batch, and what the collator gives with it."""
+
+    def rows(self, batch: Dim, seq: Dim) -> tuple[Dim, Dim]:
+        """Return the batch and the sequence length that the model sees."""
+        ...
+
+    def inputs(self, tokens: Dim) -> Sequence[Input]:
+        """Return what the collator gives besides tokens and labels, of a row of `tokens` tokens."""
+        ...
+
+    def labelled(self, tokens: Dim) -> Dim:
+        """Return the tokens of a row that have a label."""
+        ...
+
+    def give(self, run: Run) -> list[Tensor]:
+        """Allocate what the collator gives besides tokens and labels. The run gets its positions."""
+        ...
+
+
 class Program:
     """One model type's training forward, on paper. A subclass sets `layers` and `max_seq_len` and defines the rest."""
 
@@ -99,6 +119,12 @@ class Program:
     """The number of ranks that share the experts; the program is one rank's (`memcalc.layout.auto_ep.on_rank`)."""
     context_parallel: SharedSequences | None = None
     """The sharing of sequences between ranks; None without one."""
+    packed_rows: PackedRows | None = None
+    """The packing of sequences into rows; None: each row is a sequence."""
+    noisy_embeddings: bool = False
+    """True if noise is added to the output of the embeddings (NEFTune)."""
+    offloads_activations: bool = False
+    """True if saved tensors are moved to the host in forward (`memcalc.core.offloading`)."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is not theirs."""
     external: tuple[tuple[str, str], ...] = ()
@@ -203,8 +229,15 @@ class Program:
         """Return the sequences of one forward for a micro-batch."""
         return batch
 
+    def rows(self, batch: Dim, seq: Dim) -> tuple[Dim, Dim]:
+        """Return the batch and the sequence length that the model sees of `batch` rows of `seq` tokens."""
+        return (batch, seq) if self.packed_rows is None else self.packed_rows.rows(batch, seq)
+
     def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
         """Return what the caller gives and holds."""
+        if self.packed_rows is not None:
+            batch, whole = self.packed_rows.rows(batch, whole)
+            return (*self.inputs(batch, whole), *self.packed_rows.inputs(whole))
         if self.context_parallel is not None:
             return self.context_parallel.inputs(batch, whole)
         positions = self.given_positions(whole)
@@ -215,6 +248,9 @@ class Program:
         if self.context_parallel is not None:
             return [self.context_parallel.give(run)]
         batch_of = [run.add_input(given) for given in self.inputs(run.batch, run.seq)]
+        if self.packed_rows is not None:
+            run.packed = self.packed_rows.give(run)
+            return batch_of
         positions = self.given_positions(run.seq)
         run.positions = None if positions is None else run.add_input(positions)
         return batch_of
@@ -262,7 +298,11 @@ class Program:
         """Return the logits. A tied head can still have a bias of its own."""
         root.run.memory.scope = self.unembedding
         weight, bias = (root / self.head_name).weight(), (root / self.unembedding).optional("bias")
-        return root.run.linear(self.unembedding, hidden_states, weight, bias)
+        memory = root.run.memory
+        offloading, memory.offloading = memory.offloading, None  # TRL's NoOpManager around the head
+        out = root.run.linear(self.unembedding, hidden_states, weight, bias)
+        memory.offloading = offloading
+        return out
 
     # --- what layers keep of earlier tokens
 

@@ -1,0 +1,117 @@
+"""Additions of TRL's SFTTrainer and transformers' Trainer to a step: packed rows, activations on the host, noise.
+
+Source: trl/trainer/sft_trainer.py, sft_config.py (1.16); transformers/training_args.py (5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.errors import InputError
+from memcalc.formats.trainer_findings import is_on, mapping
+from memcalc.inputs.model import Model
+from memcalc.inputs.options import Options
+
+if TYPE_CHECKING:
+    from memcalc.formats.found import Value
+    from memcalc.formats.trainer_findings import Findings
+
+_ROWS: Final = "rows are counted as single sequences of the whole length"
+NOT_COUNTED: Final = {
+    "packing": _ROWS,
+    "offload_activations": "activations are counted as kept on the GPU",
+    "neftune_alpha": "the noise that NEFTune adds to the embeddings is not counted",
+}
+_FLASH: Final = "flash"
+_AS_SDPA: Final = "counted as torch's own fused attention (sdpa)"
+
+
+def read_additions(found: Findings, *, is_sft: bool) -> None:
+    """Set what the trainer adds. TRL's own keys are SFTTrainer's; of other trainers they are noted."""
+    read_noise(found)
+    if is_sft and is_on(found.section, "activation_offloading"):
+        found.give("offload_activations", "activation_offloading", "cpu")
+    elif is_on(found.section, "activation_offloading"):
+        found.note("activation_offloading", NOT_COUNTED["offload_activations"])
+    _read_packing(found, is_sft=is_sft)
+
+
+def read_noise(found: Findings) -> None:
+    """Set NEFTune's noise."""
+    key = "neftune_noise_alpha"
+    alpha = found.section.number(key) if is_on(found.section, key) else None
+    if alpha is not None and alpha <= 0:
+        found.section.refuse(key, "allowed: a number above 0, or null")
+    found.give("neftune_alpha", key, alpha)
+
+
+def _read_packing(found: Findings, *, is_sft: bool) -> None:
+    """Set packed rows. With the strategy `wrapped` a row is one sequence of the whole length.
+
+    transformers' attention is sdpa unless the file says otherwise; over packed rows it has a mask of blocks then.
+    """
+    section = found.section
+    key = next((key for key in ("packing", "padding_free") if is_on(section, key)), None)
+    if key is None:
+        return
+    wrapped = key == "packing" and section.raw("packing_strategy") == "wrapped" and not is_on(section, "padding_free")
+    if not is_sft or wrapped:
+        found.note(key, _ROWS)
+        return
+    found.give("packing", key, True)
+    attention = found.options.get("attention")
+    if attention is None:
+        found.assume("attention", "attn_implementation", "sdpa")
+    elif _uses_flash(found):
+        found.options["attention"] = attention._replace(value=_FLASH)
+        found.notes = [note for note in found.notes if _AS_SDPA not in note]
+
+
+def _uses_flash(found: Findings) -> bool:
+    """Tell whether the file asks for flash-attn's kernels by their name in transformers, or by an old switch."""
+    key = "attn_implementation"
+    named: object = mapping(found.section, "model_init_kwargs").raw(key) or found.section.raw(key)
+    old = ("use_flash_attention_2", "use_flash_attention", "use_flash_attn")
+    return "flash" in str(named) if named else any(is_on(found.section, key) for key in old)
+
+
+def without_unmodelled_additions(
+    model: Any, given: Mapping[str, Any], said: Mapping[str, Value]
+) -> tuple[dict[str, Value], list[str]]:
+    """Return what files say, without what the trainer adds where that is not modelled beside the rest, and a note for each."""
+    out, notes = dict(said), list[str]()
+    names = [name for name in NOT_COUNTED if name in said and name not in given]
+    if not names or not isinstance(model, Model):
+        return out, notes
+    options = {name: value.value for name, value in said.items() if name in Options._fields} | dict(given)
+    asked = Options(**{name: value for name, value in options.items() if value is not None})
+    for name in names:
+        why = _refused(name, asked, model)
+        if not why:
+            continue
+        notes.append(f"{out.pop(name).where}: {NOT_COUNTED[name]} ({why})")
+        attention = out.get("attention")
+        if name == "packing" and attention is not None and attention.value == _FLASH and "attention" not in given:
+            out["attention"] = attention._replace(value="sdpa")
+            notes.append(f"{attention.where}: {_AS_SDPA}")
+    return out, notes
+
+
+def _refused(name: str, options: Options, model: Model) -> str:
+    """Return why an addition is refused; '' if it is not."""
+    from memcalc.tasks.neftune_checks import check_neftune
+    from memcalc.tasks.offload_activations_checks import check_offloaded_activations
+    from memcalc.tasks.packing_checks import check_packing
+
+    engine = options.engine or ("deepspeed" if options.zero else "none" if options.gpus == 1 else "ddp")
+    try:
+        if name == "packing":
+            check_packing(options, engine, options.precision, model)
+        elif name == "offload_activations":
+            check_offloaded_activations(options, engine, model)
+        else:
+            check_neftune(options, engine, model)
+    except InputError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,36 @@
+"""Saved activations on the host, and their way there and back (TRL's OffloadActivations).
+
+Each moved tensor has a block of pinned memory of its own from forward until backward has brought it back. The blocks are those
+of one micro-batch: the next one's take their place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from memcalc.core.dims import numel
+from memcalc.offload.host import HostRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memcalc.core.offloading import Copied
+    from memcalc.core.rows import Basis
+
+SOURCE: Final = "TRL 1.16 trl/models/activation_offloading.py, OffloadActivations"
+_LIFE: Final = "forward to backward"
+
+
+def on_host(copied: Iterable[Copied], ranks: int, basis: Basis) -> list[HostRow]:
+    """Return the rows of a node: what each of its `ranks` ranks has moved to the host when forward is over."""
+    kinds = Counter((one.name, numel(one.shape)[0], one.dtype) for one in copied if not one.back)
+    return [
+        HostRow("pinned", f"activations: {name}", "elements", (size,) * count * ranks, dtype, _LIFE, SOURCE, basis)
+        for (name, size, dtype), count in kinds.items()
+    ]
+
+
+def copied_bytes(copied: Iterable[Copied], *, back: bool) -> int:
+    """Return the bytes that a micro-batch copies to the host, or back."""
+    return sum(numel(one.shape)[0] * one.dtype.itemsize for one in copied if one.back is back)
