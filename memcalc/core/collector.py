@@ -11,13 +11,20 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
+class _Program:
+    """What is known of the program that estimates run in."""
+
+    freezes = False
+    """True once it was seen to have frozen objects. They are not counted again: that takes as long as a scan."""
+
+
 @contextmanager
 def without_collections() -> Generator[None]:
     """Run a block, or as a decorator a function, without the collector. No tensor is in a cycle, so every dead tensor
     is still freed.
 
-    What the block has made counts as old afterwards. As young it would all be scanned at once, at the next object that is
-    made: half of a loop's time.
+    What the block has made counts as old afterwards, unless the program freezes objects, which would be unfrozen. As young
+    it would all be scanned at once, at the next object that is made: half of a loop's time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -25,7 +32,8 @@ def without_collections() -> Generator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # what a program has frozen stays so
+            _Program.freezes = _Program.freezes or gc.get_freeze_count() > 0
+            if not _Program.freezes:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memcalc.core.collector import without_collections
+from memcalc.core.collector import _Program, without_collections
 
 
 class Cycle:
@@ -17,7 +17,8 @@ class Cycle:
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_Program, "freezes", False)
     gc.unfreeze()
     yield
     gc.enable()
@@ -50,3 +51,4 @@ def test_what_a_program_has_frozen_stays_frozen() -> None:
         pass
     assert gc.get_freeze_count() == pytest.approx(count, abs=100)
     assert gc.get_freeze_count() > 0
+    assert _Program.freezes
