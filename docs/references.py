@@ -35,6 +35,11 @@ PAPERS: dict[str, str] = {
     "2006.16668": "Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding",
     "2102.02888": "Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
     "2007.01045": "Fan et al., DAPPLE: A Pipelined Data Parallel Approach for Training Large Models",
+    "2104.07857": "Rajbhandari et al., ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning",
+    "2304.11277": "Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
+    "2310.05914": "Jain et al., NEFTune: Noisy Embeddings Improve Instruction Finetuning",
+    "2308.01320": "Yao et al., DeepSpeed-Chat: Easy, Fast and Affordable RLHF Training of ChatGPT-like Models at All Scales",
+    "2402.03300": "Shao et al., DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
     "2104.05343": "Xu et al., Optimus: An Efficient 2D Method for Training Super-Large Deep Learning Models",
     "2105.14450": "Bian et al., Maximizing Parallelism in Distributed Training for Huge Neural Networks",
     "2105.14500": "Wang et al., Tesseract: 2.5-Dimensional Distributed Model Training",
@@ -114,7 +119,8 @@ PROJECTS = (
     Project("torchtitan", "github.com/pytorch/torchtitan",
             r"(torchtitan/|benchmarks/llama3|train_configs|train\.py|distributed/(pipeline|activation))",
             ("memcalc/formats/torchtitan",), version="0.2.2"),
-    Project("accelerate", "github.com/huggingface/accelerate", r"(accelerate/|big_modeling|accelerator\.py|commands/)",
+    Project("accelerate", "github.com/huggingface/accelerate",
+            r"(accelerate/|big_modeling|accelerator\.py|commands/|utils/dataclasses)",
             ("memcalc/formats/accelerate",), version="1.15.0"),
     Project("LLaMA-Factory", "github.com/hiyouga/LLaMA-Factory", r"llamafactory/", ("memcalc/formats/llama_factory",),
             version="ff6d4d1"),
@@ -122,7 +128,7 @@ PROJECTS = (
             version="067b021"),
     Project("Lightning", "github.com/Lightning-AI/pytorch-lightning", r"(model_parallel|fabric/)"),
     Project("transformers", "github.com/huggingface/transformers",
-            r"(models/|modeling_|integrations/|transformers/(dist|integr|train)|run_clm|masking|loss/|utils/output|trainer|configuration_|activations|"
+            r"(models/|modeling_|integrations/|transformers/(dist|integr|train|masking|modeling)|run_clm|masking|loss/|utils/output|trainer|configuration_|activations|"
             r"cache_utils|generation/|quantizers|distributed/(tensor_p|mixin|config|expert|fsdp|utils)|expert_parallel|fsdp\.py)",
             ("memcalc/families", "memcalc/inputs", "memcalc/validate/experts"), "transformers"),
     Project("DualPipe", "github.com/deepseek-ai/DualPipe", r"(dualpipe/)?dualpipev?\.py"),
@@ -131,8 +137,8 @@ PROJECTS = (
     Project("peft", "github.com/huggingface/peft", r"(peft/|utils/(constants|transformers_weight))",
             ("memcalc/tuning/default_targets",), "peft"),
     Project("bitsandbytes", "github.com/bitsandbytes-foundation/bitsandbytes", r"bitsandbytes/",
-            ("memcalc/quantized/four_bit",), "bitsandbytes"),
-    Project("TRL", "github.com/huggingface/trl", r"(trl/|(sft|dpo|kto|model)_config\.py)", package="trl"),
+            ("memcalc/quantized/four_bit", "memcalc/quantized/eight_bit"), "bitsandbytes"),
+    Project("TRL", "github.com/huggingface/trl", r"(trl/|(sft|dpo|kto|grpo|model)_config\.py)", package="trl"),
     Project("lion-pytorch", "github.com/lucidrains/lion-pytorch", r"lion_pytorch/", package="lion-pytorch"),
     Project("vLLM", "github.com/vllm-project/vllm",
             r"(vllm/|v1/|engine/arg_utils|model_executor/(models|layers)|mamba_(utils|mixer2)|layers/rotary|platforms/|config/cache)",
@@ -144,11 +150,13 @@ PROJECTS = (
             version="0.20.0"),
     Project("optimum", "github.com/huggingface/optimum", r"gptq/quantizer", version="2.3.0"),
     Project("AutoAWQ", "github.com/casper-hansen/AutoAWQ", r"modules/linear/", version="0.2.9"),
+    Project("ps-lite", "github.com/dmlc/ps-lite", r"(ps-lite/)?src/postoffice"),
     Project("PyTorch", "github.com/pytorch/pytorch",
             r"(torch/|distributed/tensor/|tools/|aten/|native/|c10|csrc/|nn/|functions/|autocast|derivatives|Functions|CUDACaching|Cublas|sdp_utils|Loss|"
             r"Grouped|input_buffer|default_hooks|powerSGD|_fsdp|_attention|schedules|stage\.py|distributed\.py|distributed/parallel|transformer\.h|tensor\.cpp)",
             ("memcalc/core", "memcalc/engines/fsdp2", "memcalc/engines/ddp.py", "memcalc/pipelining", "memcalc/device",
-             "memcalc/optimizers", "memcalc/validate", "memcalc/layout"), "torch"),
+             "memcalc/optimizers", "memcalc/validate", "memcalc/layout", "memcalc/engines/fsdp1",
+             "memcalc/engines/data_parallel", "docs/engines/fsdp1", "docs/engines/older-data-parallel"), "torch"),
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+from unittest import mock
 
 import torch
 from fsdp2_oracle import RankMode, Sent, layers, ranks
@@ -77,12 +78,11 @@ def resizing(mode: RankMode) -> Iterator[None]:
 
     _flat_param._alloc_storage = alloc_storage
     _flat_param._free_storage = lambda tensor: mode.resize(tensor, 0)
-    torch.cpu.Event = _Event  # type: ignore[attr-defined]
     try:
-        yield
+        with mock.patch.object(torch.cpu, "Event", _Event, create=True):
+            yield
     finally:
         _flat_param._alloc_storage, _flat_param._free_storage = own
-        del torch.cpu.Event
 
 
 STRATEGIES = {

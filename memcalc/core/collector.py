@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Program:
-    """What is known of the program that estimates run in."""
+    """The program that estimates run in, as far as it is known."""
 
     freezes = False
     """True once it was seen to have frozen objects. They are not counted again: that takes as long as a scan."""

@@ -405,7 +405,8 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
     branch = program.branch(setup.micro_batch_size, setup.tokens_per_part)
     run = program, choices, setup.micro_batch_size, setup.tokens_per_part
-    key = ("profile", *choices, chunks, holdings.over, branch)
+    # named tuples of two classes are equal if their fields are
+    key = ("profile", *choices, type(choices.hooks), chunks, type(holdings.over), holdings.over, branch)
     hooks = choices.hooks
     if isinstance(hooks, Resizable):
         alike = choices._replace(hooks=hooks.alike)
@@ -416,7 +417,12 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
         whole = setup.forward_prefetch or setup.engine == "data-parallel"  # their blocks belong to several layers
         make = full_profile if whole else profile
         return _made(model, key, setup.tokens_per_part, partial(make, *run))
-    recorded = _made(model, ("recorded", *choices, chunks, branch), setup.tokens_per_part, partial(Recorded, *run))
+    recorded = _made(
+        model,
+        ("recorded", *choices, type(choices.hooks), chunks, branch),
+        setup.tokens_per_part,
+        partial(Recorded, *run),
+    )
     return _made(model, key, setup.tokens_per_part, partial(Played, recorded, holdings.over))
 
 

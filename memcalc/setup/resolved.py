@@ -186,17 +186,22 @@ def resolve(options: Options, model: Model | None) -> Setup:
 
 def data_parallel_degree(options: Options) -> int:
     """Return the number of ranks that have the same part of the model. Raises InputError if the GPUs do not divide."""
-    axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
     product = options.tp * options.pp * options.cp
-    named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
-    shown = f"{named} = {product}" if "·" in named else named
     if options.gpus % product:
-        refuse("gpus", options.gpus, f"does not divide by {shown}; allowed: a multiple of {product}")
+        refuse("gpus", options.gpus, f"does not divide by {_degrees(options)}; allowed: a multiple of {product}")
     dp = options.gpus // product
     if options.dp is not None and options.dp != dp:
+        shown = _degrees(options)
         gpus = "1 GPU leaves" if options.gpus == 1 else f"{options.gpus} GPUs{f' over {shown}' if shown else ''} leave"
         refuse("dp", options.dp, f"{gpus} dp = {dp}; allowed: {dp}")
     return dp
+
+
+def _degrees(options: Options) -> str:
+    """Return the degrees above one with their product: "tp 2·pp 4 = 8"."""
+    axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
+    named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
+    return f"{named} = {options.tp * options.pp * options.cp}" if "·" in named else named
 
 
 def _expert_tensor_parallel(options: Options, engine: str) -> int:

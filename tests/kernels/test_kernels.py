@@ -103,7 +103,7 @@ def test_advice_keeps_the_kernels() -> None:
         ("llama-7b", {"cross_entropy": "vocab-parallel"}, "allowed: eager, fused, chunked"),
         ("llama-7b", {"kernels": "fused", "recompute": "selective"}, "--recompute selective: recomputes core attention"),
         ("llama-7b", {"recompute": "selective"}, "--recompute selective: recomputes core attention"),
-        ("llama-7b", {"kernels": "megatron", "cross_entropy": "eager"}, "allowed: vocab-parallel, fused"),
+        ("llama-7b", {"kernels": "megatron", "cross_entropy": "eager"}, "allowed: vocab-parallel, vocab-parallel-fused, fused"),
         ("pythia-70m", {"kernels": "megatron"}, "--kernels megatron: not modelled for gpt_neox, only for llama, mistral"),
         (GPT2 | {"activation_function": "relu"}, {"kernels": "megatron"}, "the model's activation is relu; allowed: hf"),
         ("llama-7b", {"kernels": "megatron", "padded": True}, "--kernels megatron: with a padding mask is not modelled"),

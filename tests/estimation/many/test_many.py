@@ -274,8 +274,12 @@ def test_what_stays_open_is_asked_for_fewer_setups(monkeypatch: pytest.MonkeyPat
             {"gpus": [1, 2], "seq_len": [1, 2, 3]},
             "--gpus (2,), --seq-len (3,): arrays of these shapes cannot be combined",
         ),
-        ({"seq_length": [1]}, "--seq-length: unknown option; did you mean --seq-len?"),
-        ({"engine": "dpd"}, "--engine dpd: allowed: none, ddp, fsdp2, deepspeed, megatron (did you mean ddp?)"),
+        ({"seq_length": [1]}, "--seq-length: unknown option; did you mean --seq-len, --lengths?"),
+        (
+            {"engine": "dpd"},
+            "--engine dpd: allowed: none, ddp, fsdp2, deepspeed, megatron, fsdp1, data-parallel, parameter-server, "
+            "colossalai (did you mean ddp?)",
+        ),
     ],
 )
 def test_what_no_array_could_change_is_an_error(options: Options, line: str) -> None:
