@@ -44,6 +44,7 @@ _DEGREES: Final = {
 _PLAIN: Final = Words("PyTorch with transformers' modules", "PyTorch（transformers 的模块）")
 _ENGINES: Final = {
     "ddp": "torch DDP",
+    "fsdp1": "FSDP1",
     "fsdp2": "FSDP2",
     "deepspeed": "DeepSpeed",
     "megatron": "Megatron",
