@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     gpu_memory_utilization: float | None = None
     mem_fraction_static: float | None = None
     zero_inference: str = "none"
-    """Where the weights are between the forwards of their modules, if not on the GPU."""
+    """The place of the weights between the forwards of their modules, if not on the GPU."""
 
 
 DTYPES: Final[Mapping[str, DType]] = {"bf16": bf16, "fp16": fp16, "fp32": fp32}

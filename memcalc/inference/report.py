@@ -59,7 +59,7 @@ class Item(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Whether a GPU has room. `needs` are the bytes of the device."""
+    """The verdict on a GPU. `needs` are the bytes of the device."""
 
     gpu: str
     capacity: int

@@ -15,7 +15,7 @@ WAYS: Final[tuple[Way, ...]] = ("to the GPU", "to the host")
 
 
 class Transfer(NamedTuple):
-    """What one rank copies in a step, all micro-batches together."""
+    """The copies of one rank in a step, all micro-batches together."""
 
     name: str
     phase: Literal["forward", "backward", "step"]

@@ -1,4 +1,4 @@
-"""Where the stages of a pipeline are: the stage of each chunk that a rank holds."""
+"""The places of a pipeline's stages: the stage of each chunk that a rank holds."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Setup(NamedTuple):
     packing: bool = False
     """True if each row of a micro-batch has several sequences, one after the other, without padding."""
     offload_activations: str = "none"
-    """Where the tensors that forward saves for backward are until backward needs them: none (on the GPU), cpu."""
+    """The place of the tensors that forward saves, until backward needs them: none (on the GPU), cpu."""
     neftune_alpha: float | None = None
     """The magnitude of the noise that is added to the embeddings (`neftune_noise_alpha`); None: no noise."""
     lengths: str | None = None

@@ -30,7 +30,7 @@ class Serving(NamedTuple):
     reserved: int
     """vLLM: all that it takes of the GPU; SGLang: weights and cache."""
     weights: int
-    """Those of the rank, with vLLM's tables of rotary embeddings."""
+    """The rank's weights, with vLLM's tables of rotary embeddings."""
     activations: int | None
     """vLLM: the peak of its profiling run; None: SGLang leaves the rest of the GPU for them."""
     outside: int
