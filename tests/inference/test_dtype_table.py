@@ -20,6 +20,8 @@ ACCELERATE = {"fp32": "float32", "fp16": "float16", "int8": "int8", "int4": "int
 def of_accelerate(fields: dict[str, Any]) -> dict[str, tuple[float, float, float | None]]:
     """The data of `accelerate estimate-memory`, whose model comes from a configuration and not from the Hub."""
     import transformers
+
+    pytest.importorskip("accelerate")
     from accelerate import init_empty_weights
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes

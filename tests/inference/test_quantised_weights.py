@@ -82,6 +82,7 @@ def test_fp8_has_the_tensors_of_transformers(fields: dict[str, Any], given: dict
 @pytest.mark.parametrize("fields", [LLAMA, MIXTRAL, QWEN3_MOE, OPT, DEEPSEEK, GPT2], ids=lambda one: one["model_type"])
 @pytest.mark.parametrize("left_out", [None, ["layers.1"], ["fc1", "model.layers.0.self_attn"]], ids=str)
 def test_the_layers_of_int8(fields: dict[str, Any], left_out: list[str] | None) -> None:
+    pytest.importorskip("bitsandbytes")
     said = {"load_in_8bit": True} if left_out is None else {"load_in_8bit": True, "llm_int8_skip_modules": left_out}
     method = method_of_config(said, bf16)
     from memcalc.inference.quantised_places import linear_places, numbered

@@ -55,9 +55,8 @@ def _backward(
     engine._count(sdpa_backward_flop_count(*map(_by_head, (out, q, k, v))))
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash-attn 2.7 or later, with stand-ins for its kernels."""
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put flash-attn 2.7 or later in place, with stand-ins for its kernels. Not a fixture: Transformer Engine may be missing."""
     name = "transformer_engine.pytorch.attention.dot_product_attention.backends"
     modules = {".".join(name.split(".")[:depth]): ModuleType("package") for depth in range(1, 6)}
     vars(modules[name]).update(_flash_attn_fwd=_forward, _flash_attn_bwd=_backward)
@@ -90,10 +89,10 @@ def kernel(kind: str, batch: int, ranks: int, seq: int, heads: int, kv_heads: in
     return Kernel(ours, there, tuple(Arg((batch, seq, n, width)) for n in (heads, kv_heads, kv_heads)))
 
 
-@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_saves_allocates_and_sends_what_the_real_one_does(case: Case) -> None:
+def test_it_saves_allocates_and_sends_what_the_real_one_does(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the last rank, as in test_context_parallel.py."""
+    install(monkeypatch)
     kind, ranks, batch, *sizes = case
     made, mode, memory = kernel(kind, batch, ranks, *sizes), engine.FusedMode(), Memory()
     with engine.one_rank(ranks - 1, ranks):
