@@ -194,6 +194,8 @@ def _may_save(report: Report, stage: int) -> bool:
 
 
 _WIDEST: Final = 64
+_FEWEST_TOKENS: Final = 2048
+"""The tokens of a sequence that each rank keeps at least if context parallelism is tried: it is made for long sequences."""
 
 
 def _slices(report: Report) -> list[Remedy]:
@@ -204,7 +206,8 @@ def _slices(report: Report) -> list[Remedy]:
     out: list[Remedy] = []
     if report.model.active_parameters != report.model.num_parameters:
         out.append(Remedy("ep", _degrees("ep", s.ep, _WIDEST), mixed=True, usual=0))
-    out.append(Remedy("cp", _degrees("cp", s.cp, _WIDEST), mixed=True, usual=0))
+    longest = (s.seq_len or 0) // _FEWEST_TOKENS
+    out.append(Remedy("cp", _degrees("cp", s.cp, min(_WIDEST, longest)), mixed=True, usual=0))
     if s.tp > 1 and not s.sequence_parallel:
         out.append(Remedy("sequence parallel", ({"sequence_parallel": True},), of_activations=True))
     if s.pp > 1 and s.schedule in ("gpipe", "interleaved"):

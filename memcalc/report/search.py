@@ -318,10 +318,10 @@ class Search:
         return found
 
     def _lowest_rung(self, found: Found, step: Step) -> Found:
-        """Return a fitting list with a step at the lowest rung that fits, found by bisection. A long ladder starts at the rung
-        of `_guess`."""
+        """Return a fitting list with a step at the lowest rung that fits, found by bisection. A long ladder, and one of layers,
+        starts at the rung of `_guess`."""
         at, low, high, reach = found.steps.index(step), 0, step.rung, 1
-        probe = self._guess(found, step) if high > 8 else high // 2
+        probe = self._guess(found, step) if high > 8 or step.remedy.kind == "recompute" else high // 2
         while low < high:
             weaker = self._instead(found, found.steps[at], Step(step.remedy, min(max(probe, low), high - 1)))
             if weaker is not None:

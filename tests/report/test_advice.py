@@ -15,6 +15,7 @@ from memcalc.estimation import report as reports
 from memcalc.report.advice import Proposal, advice
 from memcalc.report.advice_lines import advice_lines
 from memcalc.report.consoles import console_for
+from memcalc.report.remedies import remedies
 from memcalc.units import show_bytes
 
 A100: dict[str, Any] = {"gpu": "a100-80gb"}
@@ -192,6 +193,14 @@ def test_a_search_is_short(model: str, options: dict[str, Any], monkeypatch: pyt
     monkeypatch.setattr(reports, "ranks", lambda model, setup: made.append(setup) or ranks(model, setup))
     assert advice(report)
     assert len(made) == len(set(made)) <= MOST_ESTIMATES
+
+
+@pytest.mark.parametrize(("seq_len", "widest"), [(2048, None), (4096, 2), (16384, 8), (1 << 20, 64)])
+def test_a_sequence_is_shared_where_it_is_long(seq_len: int, widest: int | None) -> None:
+    """Each rank keeps 2048 tokens at least: slices of a short sequence are no one's choice."""
+    report = memcalc.estimate("llama-3-8b", gpus=64, engine="fsdp2", seq_len=seq_len)
+    ladders = [remedy.ladder for remedy in remedies(report) if remedy.kind == "cp"]
+    assert [ladder[-1]["cp"] for ladder in ladders] == ([] if widest is None else [widest])
 
 
 # --- without a GPU to fit
