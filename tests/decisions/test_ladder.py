@@ -25,6 +25,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["model"])
 def test_a_rung_is_the_estimate_of_its_setup(case: dict[str, Any]) -> None:
     found = climbed(**case)

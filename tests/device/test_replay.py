@@ -104,6 +104,7 @@ def test_written_out_it_is_the_run_at_the_real_depth(name: str, options: dict[st
     assert parts(run) == parts(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

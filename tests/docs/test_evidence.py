@@ -51,6 +51,7 @@ def test_the_sentences_on_step_times_name_runs_that_set_no_speed() -> None:
         assert evidence.mean(row.error for row in rows) in evidence.times(words)
 
 
+@pytest.mark.slow
 def test_both_languages_have_the_same_rows() -> None:
     def rows(words: dict[str, str]) -> list[str]:
         return [line for line in evidence.table(words).splitlines()[1:] if line.startswith("|")]

@@ -32,6 +32,7 @@ def step(model: dict[str, Any], **options: Any) -> None:
         same(run.validate(model, neftune_alpha=5, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -53,6 +54,7 @@ def test_a_step(options: dict[str, Any]) -> None:
     step(LLAMA, **{"micro_batch_size": 2, "seq_len": 32} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", NOISY)
 def test_families(family: str) -> None:
     case = step_cases(family)[0]

@@ -17,6 +17,7 @@ HYBRID = (
 DEFAULT = ("mamba", "jamba", "zamba2", "lfm2", "qwen3_next")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model_type", [pytest.param(one, marks=() if one in DEFAULT else pytest.mark.slow) for one in HYBRID]
 )
@@ -30,6 +31,7 @@ def test_keys_values_and_states(model_type: str) -> None:
             assert report.kv_cache + report.state_cache == real[new].held, (case.name, new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "number"), [("rwkv", 0), ("recurrent_gemma", 0), ("recurrent_gemma", 2), ("recurrent_gemma", 3)]
 )
@@ -43,6 +45,7 @@ def test_states_that_no_cache_object_has(model_type: str, number: int) -> None:
         assert any("not modelled" in note for note in report.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("model_type", ["t5", "bart", "whisper"])
 def test_a_decoder_behind_an_encoder(model_type: str, attention: str) -> None:
@@ -57,6 +60,7 @@ def test_a_decoder_behind_an_encoder(model_type: str, attention: str) -> None:
             assert report.decode_peak == (max(real[1].peak, real[new].peak) if new else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model_type", ["llama", "gemma3_text", "deepseek_v3", "mistral", "jamba", "falcon_h1", "llama4_text"]
 )

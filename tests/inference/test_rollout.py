@@ -24,6 +24,7 @@ def named(value: Any) -> str:
     return "-".join(map(str, value.values())) if "model_type" not in value else value["model_type"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -54,6 +55,7 @@ MORE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
 def test_families(family: str) -> None:
     case = step_cases(family)[0]
@@ -62,6 +64,7 @@ def test_families(family: str) -> None:
     assert on_paper(report)[GENERATE] == generated(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [

@@ -63,6 +63,7 @@ def cached(step: Step) -> int:
     return sum(size(row) for row in alive(whole(step)) if row.component in ("kv_cache", "state_cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_peaks_and_caches_are_those_of_transformers(case: Case) -> None:
     attention = paper.program_of(case.fields).attention_kinds[0]
@@ -72,6 +73,7 @@ def test_peaks_and_caches_are_those_of_transformers(case: Case) -> None:
     assert on_paper(dict(case.fields), case.batch, prompt, attention) == [(step.peak, step.held) for step in real]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [1, 2, 9, 10, 11, 25])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_side_of_a_window(prompt: int, batch: int) -> None:
@@ -82,6 +84,7 @@ def test_every_side_of_a_window(prompt: int, batch: int) -> None:
     assert on_paper(fields, batch, prompt, "eager") == [(step.peak, step.held) for step in real]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2", "gemma"])
 def test_eager_attention_and_dropouts_that_are_off(model_type: str) -> None:
     fields = {**step_cases(model_type)[0].fields, "attention_dropout": 0.1}

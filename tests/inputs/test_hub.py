@@ -135,6 +135,7 @@ def test_a_hub_that_is_down(hub: Hub, tmp_path: Path) -> None:
     assert ask("owner/tiny", nobody, tmp_path) == online
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [

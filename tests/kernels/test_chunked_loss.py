@@ -28,6 +28,7 @@ CHUNKED = supporting(lambda s: s.chunked_loss)
 SIZES = [(48, 64, 300), (50, 64, 300), (33, 64, 1000), (16, 64, 64), (20, 64, 50), (1, 8, 30), (257, 8, 513)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trains", [(True, True), (True, False)], ids=["both", "frozen-head"])
 @pytest.mark.parametrize("dtype", [bf16, fp16, fp32], ids=str)
 @pytest.mark.parametrize(("tokens", "hidden", "vocab"), SIZES)

@@ -22,6 +22,7 @@ def step(model: dict[str, Any], options: dict[str, Any]) -> None:
     same(validate(model, **{"micro_batch_size": 2, "seq_len": 32} | options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -41,6 +42,7 @@ def test_a_step(task: str, options: dict[str, Any]) -> None:
     step(LLAMA, {"task": task} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CHECKED)
 def test_families(family: str) -> None:
     """Sizes as the tests of families have them: heads that are no multiple of 8 are copied."""
@@ -48,6 +50,7 @@ def test_families(family: str) -> None:
     same(validate(case.fields, micro_batch_size=case.batch, seq_len=case.seq, **BF16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mistral", "olmo3", "qwen2", "gemma"])
 def test_masks_of_families(family: str) -> None:
     """Layers with a window have a mask of their own."""
@@ -55,6 +58,7 @@ def test_masks_of_families(family: str) -> None:
         same(validate(case.fields, micro_batch_size=case.batch, seq_len=case.seq, attention="sdpa", **BF16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -76,6 +80,7 @@ def test_grouped_heads() -> None:
     step(QWEN3, BF16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"task": "sft"}, {"task": "sft", "recompute": "full"}], ids=str)
 @pytest.mark.parametrize("length", [8, 16])
 def test_several_sequences_in_a_row(length: int, options: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ def step(model: dict[str, Any], **options: Any) -> None:
     assert sorted((numel(c.shape)[0] * c.dtype.itemsize, c.back) for c in copied) == sorted(map(tuple, copies))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -50,6 +51,7 @@ def test_a_step(options: dict[str, Any]) -> None:
     step(LLAMA, **{"micro_batch_size": 2, "seq_len": 32} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MOVED)
 def test_families(family: str) -> None:
     case = step_cases(family)[0]

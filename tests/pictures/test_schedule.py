@@ -72,6 +72,7 @@ def test_nothing_runs_before_its_input_is_there(name: str) -> None:
                 assert one.start >= (ends["forward", stage, i] if stage == last else ends[kind, stage + 1, i])
 
 
+@pytest.mark.slow
 @ALL
 @pytest.mark.parametrize("micro_batches", [4, 16, 4096])
 @pytest.mark.parametrize("most", [1, 40, 300])

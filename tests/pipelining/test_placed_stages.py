@@ -85,6 +85,7 @@ MORE: dict[str, Case] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_a_step(name: str) -> None:
     case = (CASES | MORE)[name]
@@ -106,6 +107,7 @@ ASYNCHRONOUS: dict[str, tuple[Case, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if "first" in name else pytest.param(name, marks=pytest.mark.slow) for name in ASYNCHRONOUS]
 )

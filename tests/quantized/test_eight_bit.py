@@ -48,6 +48,7 @@ def test_the_layers_are_those_of_four_bits() -> None:
         assert ours == set(replaced(fields))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -77,6 +78,7 @@ def test_a_step(options: dict[str, Any]) -> None:
     same(validate(LLAMA, **INT8 | options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -107,6 +109,7 @@ def test_many_layers_and_engines(options: dict[str, Any]) -> None:
     same(validate(DEEP, **INT8 | options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -124,6 +127,7 @@ def test_biases_take_the_dtype_of_the_input(model: dict[str, Any], options: dict
     same(validate(model, **INT8 | options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"recompute": "full", "precision": "bf16-autocast"}], ids=named)
 def test_widths_that_are_no_multiple_of_four(options: dict[str, Any]) -> None:
     same(validate(ODD, **INT8 | {"lora_targets": "all-linear"} | options))
@@ -149,6 +153,7 @@ def test_families(family: str, how: dict[str, Any]) -> None:
     same(validate(case.fields, **INT8 | workload | how))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"recompute": "full", "precision": "bf16-autocast"}], ids=named)
 @pytest.mark.parametrize("fields", [QWEN3, T5, step_cases("xglm")[0].fields], ids=named)
 def test_other_forwards(fields: dict[str, Any], options: dict[str, Any]) -> None:

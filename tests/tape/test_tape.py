@@ -134,6 +134,7 @@ def told(row: Any) -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full", "op"])
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize(

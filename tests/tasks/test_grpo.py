@@ -17,6 +17,7 @@ def named(value: Any) -> str:
     return "-".join(map(str, value.values())) if "model_type" not in value else value["model_type"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [

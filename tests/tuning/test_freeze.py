@@ -82,6 +82,7 @@ def test_families(family: str, recompute: str, freeze: str) -> None:
     same(validate(case.fields, freeze=freeze, recompute=recompute, **workload))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [

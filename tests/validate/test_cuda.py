@@ -124,6 +124,7 @@ def on_the_cpu() -> Iterator[Live]:
             yield live
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -79,6 +79,7 @@ def ours(config: Any, how: dict[str, Any]) -> memcalc.Report:
     )
 
 
+@pytest.mark.slow
 @each
 def test_the_gpus_bytes(config: Any, how: dict[str, Any]) -> None:
     assert ours(config, how).phases == real(config, how).phases

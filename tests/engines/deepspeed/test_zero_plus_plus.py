@@ -82,6 +82,7 @@ def test_quantised_gradients(sizes: str, precision: str) -> None:
     check(LLAMA, QGZ | SIZES[sizes], gpus=4, per_node=2, precision=precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])
 def test_all_together(sizes: str, micro_batches: int) -> None:

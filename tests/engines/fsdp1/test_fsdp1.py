@@ -106,6 +106,7 @@ def check(report: Report, real: Sharded) -> None:
         assert evaluate(always, *size) + evaluate(saved, *size) == real.forward_end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_step(name: str) -> None:
     check(*both(*SETUPS[name]))

@@ -66,6 +66,7 @@ def tree_of(name: str) -> Element:
     return parsed(text_of(name))
 
 
+@pytest.mark.slow
 @ALL
 def test_it_asks_for_nothing_and_is_small(name: str) -> None:
     text, tree = text_of(name), tree_of(name)
