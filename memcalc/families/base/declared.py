@@ -1,4 +1,4 @@
-"""What a program declares of its modules: their weights and buffers, the batch, and what a layer keeps from token to token."""
+"""Declarations of a program: its modules' weights and buffers, its batch, and what a layer keeps from token to token."""
 
 from __future__ import annotations
 
