@@ -159,5 +159,5 @@ ENGINES: Final[Registry[Any]] = Registry(
     ("none", "ddp", "fsdp2", "deepspeed", "megatron", "fsdp1", "data-parallel", "parameter-server", "colossalai"),
     _engine,
     inside="engine",
-    helpers=("parts", "ranks", "shared_sequences"),
+    helpers=("parts", "pipeline_ranks", "rank", "ranks", "runs", "shared_sequences"),
 )

@@ -21,7 +21,7 @@ from memcalc.device.products import first_products
 from memcalc.device.shown import Workspaces
 from memcalc.engines.base.holdings import OF_CALLER, Order, Update
 from memcalc.engines.base.script import DEFAULT, Event, Scripts
-from memcalc.engines.ranks import Rank
+from memcalc.engines.rank import Rank
 from memcalc.megatron.between_stages import Kind
 from memcalc.megatron.between_stages import left as left_between
 from memcalc.optimizers import Parameter, load_optimizer

@@ -11,7 +11,8 @@ from memcalc.core.dims import evaluate, numel
 from memcalc.core.rows import COMPONENTS, Item, Row, copied, dims_formula, named_sizes
 from memcalc.device.on_device import OnDevice
 from memcalc.engines.host import on_host
-from memcalc.engines.ranks import Rank, ranks
+from memcalc.engines.rank import Rank
+from memcalc.engines.ranks import ranks
 from memcalc.estimation.compute import Computed, computed, per_phase, seconds_at_peak
 from memcalc.estimation.found import Found, Key, Sized, left_by
 from memcalc.estimation.names import with_names_of_their_own
