@@ -6,13 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memcalc.core.selective import per_op
-from memcalc.engines.rank import ONE_STATE, WHOLE_STEP, Rank, sums_of
+from memcalc.engines.rank import ONE_STATE, WHOLE_STEP, HoldingsAndSums, Rank, decides_holdings, sums_of
 from memcalc.engines.runs import kernels_of, made_once
 from memcalc.kernels import Kernels, kept_by_kernels
 from memcalc.layout.collectives import Collective
-from memcalc.tape.profile import Choices, Profile, Resizable, cut_of
+from memcalc.tape.profile import Choices, Profile, cut_of, is_resizable
 
 if TYPE_CHECKING:
+    from memcalc.engines.megatron.engine import Stage
     from memcalc.inputs.model import Model
     from memcalc.megatron.gpt_model import GPTModel
     from memcalc.setup.setup import Setup
@@ -36,18 +37,31 @@ def megatron_ranks(model: Model, setup: Setup) -> list[Rank]:
             key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.tokens_per_part))
             make = partial(_of_chunk, model, chunk, choices, setup)
             profiles.append(made_once(model, key, setup.tokens_per_part, make))
-        holdings = megatron.holdings_of(setup, stage)
+        holdings, sums = _held_by(model, setup, stage)
         played = turns_to_play(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sends = partial(collectives_of, stage=stage, profiles=profiles)
         rank = Rank(
-            stage.rank, holdings, sums_of(holdings), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
+            stage.rank, holdings, sums, tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
             played,
             between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
             in_order=partial(order_of, setup, stage, holdings) if played else None,
         )  # fmt: skip
         out.append(rank)
     return out
+
+
+def _held_by(model: Model, setup: Setup, stage: Stage) -> HoldingsAndSums:
+    """Return what a stage of Megatron's holds, made once for all setups that hold the same."""
+    from memcalc.engines.megatron.engine import decided_by_length, holdings_of
+
+    fuses = stage.chunks[0].fuses_softmax(setup.micro_batch_size, setup.tokens_per_part)
+    of_stage = stage.rank, *(chunk.layout for chunk in stage.chunks)
+    key = ("held", *decides_holdings(setup), setup.dp, setup.shards, *of_stage, decided_by_length(setup, stage), fuses)
+    if key not in model.profiles:
+        holdings = holdings_of(setup, stage)
+        model.profiles[key] = HoldingsAndSums(holdings, sums_of(holdings))
+    return model.profiles[key]
 
 
 def _of_chunk(model: Model, chunk: GPTModel, choices: Choices, setup: Setup) -> Profile:
@@ -81,7 +95,7 @@ def staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         )  # fmt: skip
         own, program = staged.model, staged.program
         branch = program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
-        alike = choices._replace(hooks=holdings.hooks.alike) if isinstance(holdings.hooks, Resizable) else choices
+        alike = choices._replace(hooks=holdings.hooks.alike) if is_resizable(holdings.hooks) else choices
         own_key = engine.key_of(setup, staged)
         base = made_once(
             model,

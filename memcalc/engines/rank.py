@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import Poly, numel
+from memcalc.engines.base.holdings import Holdings
 from memcalc.megatron.schedules import State, Turn
+from memcalc.setup.setup import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from memcalc.core.rows import Row
-    from memcalc.engines.base.holdings import Holdings, Order
+    from memcalc.engines.base.holdings import Order
     from memcalc.layout.collectives import Collective
-    from memcalc.setup.setup import Setup
     from memcalc.tape.profile import Profile
 
 
@@ -96,3 +98,20 @@ def sums_of(holdings: Holdings) -> Sums:
         _sum(holdings.flush.rows if holdings.flush else ()),
         tuple(_sum(rows) for rows in holdings.after_backward),
     )
+
+
+class HoldingsAndSums(NamedTuple):
+    """Holdings and their sums."""
+
+    holdings: Holdings
+    sums: Sums
+
+
+_NOT_HELD: Final = frozenset({
+    "gpus", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
+    "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "gpu",
+    "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
+})  # fmt: skip
+"""The fields of a setup that decide nothing of what a rank holds, or only through what else is in the key."""
+decides_holdings: Final = itemgetter(*(i for i, name in enumerate(Setup._fields) if name not in _NOT_HELD))
+"""Returns the other fields of a setup."""

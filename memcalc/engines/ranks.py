@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from memcalc.core.selective import per_op
 from memcalc.engines import Engine, load_engine
 from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, padding_row
-from memcalc.engines.rank import ONE_STATE, WHOLE_STEP, Rank, Sums, sums_of
+from memcalc.engines.rank import ONE_STATE, WHOLE_STEP, HoldingsAndSums, Rank, decides_holdings, sums_of
 from memcalc.engines.runs import kernels_of, made_once
 from memcalc.inputs.model import Model
 from memcalc.kernels import kept_by_kernels
 from memcalc.layout.collectives import Collective
-from memcalc.setup.setup import Setup
 from memcalc.tape.played import Played, Recorded
-from memcalc.tape.profile import Choices, Profile, Resizable, full_profile, profile, shallow_trace
+from memcalc.tape.profile import Choices, Profile, full_profile, is_resizable, profile, shallow_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from memcalc.setup.setup import Setup
 
 
 def ranks(model: Any, setup: Setup) -> list[Rank]:
@@ -68,7 +68,7 @@ def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
     return [_whole_rank(model, setup, *of) for of in zip(_holdings(model, setup), made, strict=True)]
 
 
-def _whole_rank(model: Model, setup: Setup, own: _HoldingsAndSums, made: Profile) -> Rank:
+def _whole_rank(model: Model, setup: Setup, own: HoldingsAndSums, made: Profile) -> Rank:
     holdings, sums = own
     engine = load_engine(setup.engine)
     textbook = partial(engine.textbook, model, setup)
@@ -113,35 +113,19 @@ def _sent(
     return [*collectives_of_modules(model, setup, made), *own]
 
 
-class _HoldingsAndSums(NamedTuple):
-    """Holdings and their sums."""
-
-    holdings: Holdings
-    sums: Sums
-
-
-_NOT_HELD: Final = frozenset({
-    "gpus", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
-    "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "gpu",
-    "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
-})  # fmt: skip
-"""The fields of a setup that decide nothing of what a rank holds, or only through what else is in the key."""
-_HELD: Final = itemgetter(*(i for i, name in enumerate(Setup._fields) if name not in _NOT_HELD))
-
-
-def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
+def _holdings(model: Any, setup: Setup) -> tuple[HoldingsAndSums, ...]:
     """Return what one rank holds; what several ranks hold if each of them can have the highest peak."""
     program = model.program if isinstance(model, Model) else None
     outgrown = program is not None and (sum(program.idle.values()), program.outgrown(setup.seq_len or 0))
     micro_batches = min(setup.micro_batches, ENOUGH_MICRO_BATCHES)
-    key = ("held", *_HELD(setup), setup.shards, setup.replicas, micro_batches, outgrown)
+    key = ("held", *decides_holdings(setup), setup.shards, setup.replicas, micro_batches, outgrown)
     if key not in model.profiles:
         if isinstance(model, Model):
             holdings = load_engine(setup.engine).holdings(model, setup)
             found = [_with_masks(one, model, setup) for one in (holdings, *holdings.others)]
         else:
             found = [model.holdings(setup)]
-        model.profiles[key] = tuple(_HoldingsAndSums(one, sums_of(one)) for one in found)
+        model.profiles[key] = tuple(HoldingsAndSums(one, sums_of(one)) for one in found)
     return model.profiles[key]
 
 
@@ -178,11 +162,14 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     # named tuples of two classes are equal if their fields are
     key = ("profile", *choices, type(choices.hooks), chunks, type(holdings.over), holdings.over, branch)
     hooks = choices.hooks
-    if isinstance(hooks, Resizable):
+    if is_resizable(hooks):
+        from memcalc.tape.resized import Base, Resized  # which few engines need
+
         alike = choices._replace(hooks=hooks.alike)
-        make = partial(shallow_trace, program, alike, setup.micro_batch_size, setup.tokens_per_part)
-        base = made_once(model, ("run", *alike, chunks, branch), setup.tokens_per_part, make)
-        return made_once(model, key, setup.tokens_per_part, lambda: Profile(hooks.resized(base)))
+        run = program, alike, setup.micro_batch_size, setup.tokens_per_part
+        of_base = ("resizable", type(hooks), *alike, chunks, branch)
+        base = made_once(model, of_base, setup.tokens_per_part, lambda: Base(shallow_trace(*run)))
+        return made_once(model, key, setup.tokens_per_part, partial(Resized, base, hooks))
     if holdings.over is None:
         whole = setup.forward_prefetch or setup.engine == "data-parallel"  # their blocks belong to several layers
         make = full_profile if whole else profile

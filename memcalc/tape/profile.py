@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 
 from memcalc.core.amounts import bytes_of, undominated
 from memcalc.core.dims import Poly, Shape, fixed_size, numel, workload_size
@@ -34,6 +34,7 @@ from memcalc.tape.peaks import peaks, within
 from memcalc.tape.runs import NO_MIDDLE, Middle, Trace
 
 if TYPE_CHECKING:
+    from memcalc.core.dims import Dim
     from memcalc.core.rows import Row
     from memcalc.families.base.program import Program
     from memcalc.families.base.replacing import Hooks
@@ -45,7 +46,6 @@ class HooksOf(Protocol):
     def start(self, run: Run) -> Hooks: ...
 
 
-@runtime_checkable
 class Resizable(HooksOf, Protocol):
     """An engine whose runs differ from those of `alike` only in the sizes of its own blocks."""
 
@@ -55,6 +55,15 @@ class Resizable(HooksOf, Protocol):
     def resized(self, run: Trace) -> Trace:
         """Return the run of `alike` with the sizes of this engine."""
         ...
+
+    def sized(self, dim: Dim) -> Dim:
+        """Return a resizable dim of the run of `alike` as this engine has it."""
+        ...
+
+
+def is_resizable(hooks: HooksOf | None) -> TypeGuard[Resizable]:
+    """Tell whether an engine's runs can be resized. `isinstance` with a protocol takes longer than a whole estimate."""
+    return hasattr(hooks, "resized")
 
 
 class Choices(NamedTuple):
@@ -99,8 +108,8 @@ class Profile:
     def __init__(self, run: Trace) -> None:
         forward, backward, saved, left = peaks(run)
         self.run = run
-        self.forward = _moments(forward)
-        self.backward = _moments(backward)
+        self.forward = moments_of(forward)
+        self.backward = moments_of(backward)
         self.saved = Moment(*bytes_of(saved), run.forward_end)
         self.left = Moment(*bytes_of(left), len(run.log))
         """The moment after backward. Modules may keep more than parameters and buffers then, and so may a graph that
@@ -115,7 +124,7 @@ class Profile:
     @cached_property
     def reference(self) -> tuple[Moment, ...]:
         """Return the moments of forward in which a reference model runs."""
-        return _moments(peaks(within(self.run, self.run.of_reference))[0])
+        return moments_of(peaks(within(self.run, self.run.of_reference))[0])
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -316,6 +325,6 @@ def profile_of_steps(run: Trace) -> Profile:
     return Profile(run._replace(forward_end=forward_end))
 
 
-def _moments(peaks: dict[int, int]) -> tuple[Moment, ...]:
+def moments_of(peaks: dict[int, int]) -> tuple[Moment, ...]:
     """Return the moments that no other one exceeds, for every batch, seq and weight of gradients."""
     return tuple(Moment(*bytes_of(live), peaks[live]) for live in undominated(peaks))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -320,6 +321,10 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
 def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
     """Return batch, the sequence inside attention, and the shard between layers, as polynomials in batch and the
     shard."""
-    layout = Layout(setup.tp, setup.sequence_parallel, setup.cp)
+    return _sequence_dims(Layout(setup.tp, setup.sequence_parallel, setup.cp))
+
+
+@lru_cache(maxsize=1024)
+def _sequence_dims(layout: Layout) -> tuple[Dim, Dim, Dim]:
     tp = layout.group(Dim("seq", 1, (0, 1, 0, 0, 0, 0)))
     return Dim("batch", 1, (0, 0, 0, 1, 0, 0)), tp.whole, tp.shard
