@@ -67,7 +67,7 @@ class _Deepening(Unrolling):
         events, place = self.events_of[piece.segment + 1], piece.start
         for event in events:
             place = self._up_to(event.place, place, piece, near=near)
-            moved = self.depth.moved(event, piece)._replace(place=len(self.log), segment=len(self.segments) - 1)
+            moved = self.depth.moved(event, piece, len(self.log), len(self.segments) - 1)
             if isinstance(moved, Ready) and isinstance(event, Ready):
                 # the block goes on under the next number: two entries of the log
                 moved = moved._replace(after=len(self.log) + event.after - event.place, block=len(self.blocks))

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 class Out(Protocol):
     """The run that an engine acts over, as it goes on. A block of the engine is freed when its last reference goes."""
 
+    takes_sent: bool
+    """False if `send` does nothing."""
+
     def reach(self, place: int) -> None:
         """Let the run go on up to this place."""
         ...
@@ -84,6 +87,8 @@ def rewritten(run: Trace, engine: OverRun) -> Trace:
 
 class Rewriting:
     """A log that is being written again: events of the old log are copied, the engine's blocks come between them."""
+
+    takes_sent = True
 
     def __init__(self, run: Trace) -> None:
         self.run = run
