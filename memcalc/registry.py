@@ -115,6 +115,12 @@ class InTurn(ChainMap[str, Any]):
     def __init__(self, *registries: Registry[Any]) -> None:
         super().__init__(*registries)  # type: ignore[arg-type]
 
+    def __getitem__(self, name: str) -> Any:
+        for registry in self.maps:
+            if name in registry.found:  # type: ignore[attr-defined]
+                return registry.found[name]  # type: ignore[attr-defined]
+        return super().__getitem__(name)
+
     def __iter__(self) -> Iterator[str]:
         for registry in self.maps:
             yield from registry

@@ -13,6 +13,8 @@ from memcalc.layout.collectives import Collective
 from memcalc.tape.profile import Choices, Profile, cut_of, is_resizable
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from memcalc.engines.megatron.engine import Stage
     from memcalc.inputs.model import Model
     from memcalc.megatron.gpt_model import GPTModel
@@ -29,15 +31,17 @@ def megatron_ranks(model: Model, setup: Setup) -> list[Rank]:
     kernels = Kernels((), megatron.SOURCE, "modelled")
     choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", True, kernels=kernels)
     out: list[Rank] = []
+    made = model.profiles.setdefault(("profiles of chunks", *choices), {})
+    held = model.profiles.setdefault(("held by stages", *decides_holdings(setup), setup.dp, setup.shards), {})
     for stage in megatron.stages(model, setup):
         if setup.pp_rank not in (None, stage.rank):
             continue
         profiles: list[Profile] = []
         for chunk in stage.chunks:
-            key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.tokens_per_part))
+            key = chunk, chunk.branch(setup.micro_batch_size, setup.tokens_per_part)
             make = partial(_of_chunk, model, chunk, choices, setup)
-            profiles.append(made_once(model, key, setup.tokens_per_part, make))
-        holdings, sums = _held_by(model, setup, stage)
+            profiles.append(made_once(made, key, setup.tokens_per_part, make))
+        holdings, sums = _held_by(held, setup, stage)
         played = turns_to_play(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sends = partial(collectives_of, stage=stage, profiles=profiles)
@@ -51,17 +55,17 @@ def megatron_ranks(model: Model, setup: Setup) -> list[Rank]:
     return out
 
 
-def _held_by(model: Model, setup: Setup, stage: Stage) -> HoldingsAndSums:
-    """Return what a stage of Megatron's holds, made once for all setups that hold the same."""
+def _held_by(held: dict[Hashable, HoldingsAndSums], setup: Setup, stage: Stage) -> HoldingsAndSums:
+    """Return what a stage of Megatron's holds, made once for all setups that hold the same. `held` has what stages hold in the
+    other setups that agree in all but a micro-batch, a length and the schedule."""
     from memcalc.engines.megatron.engine import decided_by_length, holdings_of
 
     fuses = stage.chunks[0].fuses_softmax(setup.micro_batch_size, setup.tokens_per_part)
-    of_stage = stage.rank, *(chunk.layout for chunk in stage.chunks)
-    key = ("held", *decides_holdings(setup), setup.dp, setup.shards, *of_stage, decided_by_length(setup, stage), fuses)
-    if key not in model.profiles:
+    key = stage.rank, stage.chunks, decided_by_length(setup, stage), fuses
+    if key not in held:
         holdings = holdings_of(setup, stage)
-        model.profiles[key] = HoldingsAndSums(holdings, sums_of(holdings))
-    return model.profiles[key]
+        held[key] = HoldingsAndSums(holdings, sums_of(holdings))
+    return held[key]
 
 
 def _of_chunk(model: Model, chunk: GPTModel, choices: Choices, setup: Setup) -> Profile:
@@ -72,7 +76,7 @@ def _of_chunk(model: Model, chunk: GPTModel, choices: Choices, setup: Setup) -> 
         return Profile(cut.run(chunk, batch, seq))
     alike = layout._replace(layers=cut.depth, routed=layout.routed[: cut.depth])
     key = ("cut", *cut.choices, alike, cut.middle.early, cut.middle.late, chunk.branch(batch, seq))
-    run = made_once(model, key, seq, partial(cut.run, chunk, batch, seq))
+    run = made_once(model.profiles, key, seq, partial(cut.run, chunk, batch, seq))
     return Profile(run._replace(middle=cut.middle))
 
 
@@ -98,13 +102,13 @@ def staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         alike = choices._replace(hooks=holdings.hooks.alike) if is_resizable(holdings.hooks) else choices
         own_key = engine.key_of(setup, staged)
         base = made_once(
-            model,
+            model.profiles,
             ("run", *alike, own_key, branch),
             setup.tokens_per_part,
             partial(engine.trace_of, setup, staged, alike),
         )
         key = ("profile", *choices, own_key, branch)
-        made = made_once(model, key, setup.tokens_per_part, partial(engine.profile_of, holdings.hooks, base))
+        made = made_once(model.profiles, key, setup.tokens_per_part, partial(engine.profile_of, holdings.hooks, base))
         holdings = holdings._replace(step=(*holdings.step, *engine.in_flight_at_updates(setup, made)))
         actions = order(
             setup.schedule,
@@ -144,7 +148,7 @@ def deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
         branch = own.program.branch(setup.micro_batch_size, setup.tokens_per_part)
         program: Any = own.program
         key = ("profile", *choices, program.layout, engine.key_of(setup, stage), branch)
-        made = made_once(model, key, setup.tokens_per_part, partial(engine.profile_of, setup, stage, choices))
+        made = made_once(model.profiles, key, setup.tokens_per_part, partial(engine.profile_of, setup, stage, choices))
         sends = partial(engine.collectives_of, rank=stage, profile=made)
         rank = Rank(
             stage.number, holdings, sums_of(holdings), (made,), ONE_STATE, own.layers, sends,

@@ -63,9 +63,11 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
 
 def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
     """Return the ranks that run all layers: one rank, or several if each of them can have the highest peak."""
-    made = [_profile(model, setup, holdings) for holdings, _ in _holdings(model, setup)]
-    # holdings again, as a trace has shown which weights get a gradient
-    return [_whole_rank(model, setup, *of) for of in zip(_holdings(model, setup), made, strict=True)]
+    held = _holdings(model, setup)
+    made = [_profile(model, setup, holdings) for holdings, _ in held]
+    if model.program.source:
+        held = _holdings(model, setup)  # again, as a trace has shown which weights get a gradient
+    return [_whole_rank(model, setup, *of) for of in zip(held, made, strict=True)]
 
 
 def _whole_rank(model: Model, setup: Setup, own: HoldingsAndSums, made: Profile) -> Rank:
@@ -168,16 +170,15 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
         alike = choices._replace(hooks=hooks.alike)
         run = program, alike, setup.micro_batch_size, setup.tokens_per_part
         of_base = ("resizable", type(hooks), *alike, chunks, branch)
-        base = made_once(model, of_base, setup.tokens_per_part, lambda: Base(shallow_trace(*run)))
-        return made_once(model, key, setup.tokens_per_part, partial(Resized, base, hooks))
+        base = made_once(model.profiles, of_base, setup.tokens_per_part, lambda: Base(shallow_trace(*run)))
+        return made_once(model.profiles, key, setup.tokens_per_part, partial(Resized, base, hooks))
     if holdings.over is None:
         whole = setup.forward_prefetch or setup.engine == "data-parallel"  # their blocks belong to several layers
         make = full_profile if whole else profile
-        return made_once(model, key, setup.tokens_per_part, partial(make, *run))
-    recorded = made_once(
-        model,
-        ("recorded", *choices, type(choices.hooks), chunks, branch),
-        setup.tokens_per_part,
-        partial(Recorded, *run),
-    )
-    return made_once(model, key, setup.tokens_per_part, partial(Played, recorded, holdings.over))
+        return made_once(model.profiles, key, setup.tokens_per_part, partial(make, *run))
+    over, of_recorded = holdings.over, ("recorded", *choices, type(choices.hooks), chunks, branch)
+
+    def played() -> Profile:
+        return Played(made_once(model.profiles, of_recorded, setup.tokens_per_part, partial(Recorded, *run)), over)
+
+    return made_once(model.profiles, key, setup.tokens_per_part, played)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from memcalc.families.base.program import Program
 from memcalc.kernels import Kernels, choose
@@ -54,12 +54,16 @@ class _OfARun(Protocol):
 _T = TypeVar("_T", bound=_OfARun)
 
 
-def made_once(model: Model, key: tuple[Hashable, ...], seq: int, make: Callable[[], _T]) -> _T:
-    """Return the result under a key. It is made once for all sequence lengths that the run treats alike."""
+def made_once(profiles: dict[Any, Any], key: tuple[Hashable, ...], seq: int, make: Callable[[], _T]) -> _T:
+    """Return the result under a key of `profiles`. It is made once for all sequence lengths that the run treats alike."""
+    found: dict[int | None, _T] | None = profiles.get(key)
+    if found is None:
+        found = profiles[key] = {}
+    if None in found:
+        return found[None]
     remainder = Program.remainder(seq)
-    for of in (None, remainder):
-        if (*key, of) in model.profiles:
-            return model.profiles[*key, of]
-    new = make()
-    model.profiles[*key, remainder if new.pads_queries else None] = new
-    return new
+    if remainder not in found:
+        new = make()
+        found[remainder if new.pads_queries else None] = new
+        return new
+    return found[remainder]

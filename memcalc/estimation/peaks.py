@@ -25,17 +25,22 @@ def found_on(rank: Rank, batch: int, seq: int) -> Found:
     flush = evaluate(sums.flush, batch, seq)
     most = {"forward": 0, "backward": 0}
     at = {"forward": NOWHERE, "backward": NOWHERE, "step": NOWHERE}
+    gradients_count, flushed = held.keeps_gradients, held.flush
     for state, waiting in _worst_states(rank, batch, seq):
-        profile = rank.profiles[state.chunk]
-        for moment in profile.forward if state.kind == "forward" else profile.backward:
-            size = evaluate(moment.poly, batch, seq) + waiting
+        kind, profile = state.kind, rank.profiles[state.chunk]
+        is_backward, highest = kind == "backward", most[kind]
+        for moment in profile.backward if is_backward else profile.forward:
+            (c0, c1, c2, b0, b1, b2), gradients, _ = moment  # as `evaluate`, for the many moments of many estimates
+            size = c0 + seq * (c1 + seq * c2) + batch * (b0 + seq * (b1 + seq * b2)) + waiting
             flushes = False
-            size += moment.gradients if held.keeps_gradients else 0  # an earlier micro-batch's, in forward
-            if state.kind == "backward":
-                flushes = held.flush is not None and moment.gradients >= held.flush.after
-                size += flush if flushes else 0
-            if size > most[state.kind]:
-                most[state.kind], at[state.kind] = size, At(state, moment, flushes)
+            if gradients_count:
+                size += gradients  # an earlier micro-batch's, in forward
+            if is_backward and flushed is not None and gradients >= flushed.after:
+                flushes = True
+                size += flush
+            if size > highest:
+                highest, at[kind] = size, At(state, moment, flushes)
+        most[kind] = highest
     forward = always + evaluate(sums.forward, batch, seq) + most["forward"]
     backward = always + evaluate(sums.backward, batch, seq) + most["backward"]
     last: tuple[Row, ...] = ()

@@ -47,6 +47,9 @@ TWO: Final = Dim("2", 2)
 _SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
 
 
+_ALL: Final = Span(0, 0, True, True)
+
+
 class Stage(NamedTuple):
     """One pipeline rank, with the chunks of the model that it holds."""
 
@@ -68,9 +71,14 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     """Return all pipeline ranks, first to last."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
-    layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans]
-    return [Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)]
+    of_ranks = a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers
+    key = "stages", a, of_ranks, _layout(setup, a, _ALL)
+    if key not in model.profiles:
+        layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans_of(*of_ranks)]
+        model.profiles[key] = [
+            Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)
+        ]
+    return model.profiles[key]
 
 
 def smallest_stage(model: Model, setup: Setup) -> Stage:
