@@ -165,5 +165,16 @@ ENGINES: Final[Registry[Any]] = Registry(
     ("none", "ddp", "fsdp2", "deepspeed", "megatron", "fsdp1", "data-parallel", "parameter-server", "colossalai"),
     _engine,
     inside="engine",
-    helpers=("parts", "pipeline_ranks", "rank", "ranks", "runs", "shared_sequences"),
+    helpers=(
+        "branches",
+        "common_statistics",
+        "host",
+        "parts",
+        "pipeline_ranks",
+        "rank",
+        "ranks",
+        "runs",
+        "shared_sequences",
+        "transfers",
+    ),
 )

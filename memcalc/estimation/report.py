@@ -10,27 +10,26 @@ from memcalc.core.collector import without_collections
 from memcalc.core.dims import evaluate, numel
 from memcalc.core.rows import COMPONENTS, Item, Row, copied, dims_formula, named_sizes
 from memcalc.device.on_device import OnDevice
-from memcalc.engines.host import on_host
 from memcalc.engines.rank import Rank
 from memcalc.engines.ranks import ranks
-from memcalc.estimation.compute import Computed, computed, per_phase, seconds_at_peak
 from memcalc.estimation.found import Found, Key, Sized, left_by
 from memcalc.estimation.names import with_names_of_their_own
 from memcalc.estimation.peaks import found_on
 from memcalc.inputs.model import Model
 from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.megatron.schedules import State
-from memcalc.offload.host import HostItem, host_items
 from memcalc.setup.setup import Setup
 from memcalc.tasks import ONLINE
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
     from memcalc.device.verdict import Verdict
+    from memcalc.estimation.compute import Computed
     from memcalc.estimation.rollout import Rollout
     from memcalc.hardware.cost import Cost, Unknown
     from memcalc.inputs.file_options import FromFiles
     from memcalc.inputs.gpu import GPU
+    from memcalc.offload.host import HostItem
     from memcalc.timing.kernels import Unknown as NoTime
     from memcalc.timing.step import StepTime
 
@@ -295,10 +294,16 @@ class Report(OnDevice):
         """Return the rows of a node's host memory; none if nothing is offloaded."""
         if self.setup.offload_activations != "none":
             from memcalc.offload import activations
+            from memcalc.offload.host import host_items
 
             ranks, run = min(self.setup.gpus, self.setup.gpus_per_node), self.rank.profiles[0].run
             return host_items(activations.on_host(run.copied, ranks, run.kernels.basis))
-        return host_items(on_host(self.model, self.setup)) if self.setup.offloads or self.setup.servers else []
+        if not self.setup.offloads and not self.setup.servers:
+            return []
+        from memcalc.engines.host import on_host
+        from memcalc.offload.host import host_items
+
+        return host_items(on_host(self.model, self.setup))
 
     # --- communication
 
@@ -326,17 +331,23 @@ class Report(OnDevice):
     @cached_property
     def computed(self) -> list[Computed]:
         """Return the matrix products of one optimizer step; none for a bare number of parameters."""
+        from memcalc.estimation.compute import computed
+
         return computed(self.rank.profiles, self.setup, self.rank.on_paper)
 
     @property
     def flops(self) -> dict[str, int]:
         """Return the FLOPs of forward, backward and recomputation, and their sum as "total"."""
+        from memcalc.estimation.compute import per_phase
+
         return per_phase(self.computed)
 
     @property
     def seconds_at_peak(self) -> float | None:
         """Return the seconds of the step's products at the GPU's data-sheet rates; None without a GPU, a model or a known
         rate."""
+        from memcalc.estimation.compute import seconds_at_peak
+
         return seconds_at_peak(self.computed, self.gpu) if self.computed else None
 
     @cached_property

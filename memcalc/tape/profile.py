@@ -29,8 +29,6 @@ from memcalc.core.tensor import Memory
 from memcalc.families.base.module import Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.tape.census import blocks_that_stay, rows_alive, saved_blocks
-from memcalc.tape.kernels import Pass, Product, passes_of, products_of
-from memcalc.tape.peaks import peaks, within
 from memcalc.tape.runs import NO_MIDDLE, Middle, Trace
 
 if TYPE_CHECKING:
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from memcalc.core.rows import Row
     from memcalc.families.base.program import Program
     from memcalc.families.base.replacing import Hooks
+    from memcalc.tape.kernels import Pass, Product
 
 
 class HooksOf(Protocol):
@@ -106,6 +105,8 @@ class Profile:
     them."""
 
     def __init__(self, run: Trace) -> None:
+        from memcalc.tape.peaks import peaks
+
         forward, backward, saved, left = peaks(run)
         self.run = run
         self.forward = moments_of(forward)
@@ -124,6 +125,8 @@ class Profile:
     @cached_property
     def reference(self) -> tuple[Moment, ...]:
         """Return the moments of forward in which a reference model runs."""
+        from memcalc.tape.peaks import peaks, within
+
         return moments_of(peaks(within(self.run, self.run.of_reference))[0])
 
     @property
@@ -149,11 +152,15 @@ class Profile:
     @cached_property
     def products(self) -> Counter[Product]:
         """Return the products of matrices at the real depth, each with its number."""
+        from memcalc.tape.kernels import products_of
+
         return products_of(self.run)
 
     @cached_property
     def passes(self) -> list[Pass]:
         """Return the other kernels at the real depth."""
+        from memcalc.tape.kernels import passes_of
+
         return passes_of(self.run)
 
     @cached_property
