@@ -15,13 +15,8 @@ if TYPE_CHECKING:
 
 def _alive(run: Trace, place: int) -> set[int]:
     """Return the blocks alive just before `place` in the log."""
-    alive: set[int] = set()
-    for event in run.log[:place]:
-        if event >= 0:
-            alive.add(event)
-        else:
-            alive.discard(~event)
-    return alive
+    log = run.log[:place]  # in which a block comes once, and goes once
+    return {event for event in log if event >= 0}.difference([~event for event in log if event < 0])
 
 
 class _Kind(NamedTuple):
