@@ -115,6 +115,12 @@ class InTurn(ChainMap[str, Any]):
     def __init__(self, *registries: Registry[Any]) -> None:
         super().__init__(*registries)  # type: ignore[arg-type]
 
+    def __getitem__(self, name: str) -> Any:
+        for registry in self.maps:
+            if name in registry.found:  # type: ignore[attr-defined]
+                return registry.found[name]  # type: ignore[attr-defined]
+        return super().__getitem__(name)
+
     def __iter__(self) -> Iterator[str]:
         for registry in self.maps:
             yield from registry
@@ -159,5 +165,16 @@ ENGINES: Final[Registry[Any]] = Registry(
     ("none", "ddp", "fsdp2", "deepspeed", "megatron", "fsdp1", "data-parallel", "parameter-server", "colossalai"),
     _engine,
     inside="engine",
-    helpers=("parts", "ranks", "shared_sequences"),
+    helpers=(
+        "branches",
+        "common_statistics",
+        "host",
+        "parts",
+        "pipeline_ranks",
+        "rank",
+        "ranks",
+        "runs",
+        "shared_sequences",
+        "transfers",
+    ),
 )

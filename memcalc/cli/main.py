@@ -46,11 +46,13 @@ COMMANDS: Final[Registry[Any]] = Registry(
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
-def build(names: Sequence[str]):  # type: ignore[no-untyped-def]
-    """Return a typer app with the named commands."""
+def build(names: Sequence[str], words: Sequence[str] | None = None):  # type: ignore[no-untyped-def]
+    """Return a typer app with the named commands. With the words of a command line, a command may have only the options that
+    these name."""
     import typer
 
     from memcalc.cli.group import group
+    from memcalc.cli.setup_options import narrowed
 
     app = typer.Typer(
         name="memcalc",
@@ -61,7 +63,9 @@ def build(names: Sequence[str]):  # type: ignore[no-untyped-def]
     app.callback()(group)
     for name in names:
         module = COMMANDS[name]
-        app.command(name, epilog=module.EPILOG, context_settings=_HELP)(getattr(module, name.replace("-", "_")))
+        command = getattr(module, name.replace("-", "_"))
+        command = command if words is None else narrowed(command, words)
+        app.command(name, epilog=module.EPILOG, context_settings=_HELP)(command)
     return app
 
 
@@ -141,12 +145,12 @@ def _run(names: list[str], args: list[str]) -> int:
 
     usage_error: Any = BadParameter.__mro__[1]  # UsageError, which typer does not export
     try:
-        command: Any = get_command(build(names))
+        words = args if len(names) > 1 else [args[0], *getattr(COMMANDS[names[0]], "rewritten", list)(args[1:])]
+        command: Any = get_command(build(names, None if len(names) > 1 else words[1:]))
         for each in (command, *command.commands.values()):
             _without_adapters(each)
         if {"-h", "--help", FLAG} & set(args):
             _for_help(command.commands.values(), short=FLAG not in args)
-        words = args if len(names) > 1 else [args[0], *getattr(COMMANDS[names[0]], "rewritten", list)(args[1:])]
         status = command(args=as_help(words), standalone_mode=False, prog_name="memcalc")
         return status if isinstance(status, int) else 0
     except Exit as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any, Final
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from memcalc.cli import file_options as f
 from memcalc.cli import knob_options as k
@@ -114,6 +115,9 @@ def _setup(
     """List the setup options in the order of the help."""
 
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 SETUP: Final = frozenset(inspect.signature(_setup).parameters)
 FIRST: Final = ("topic", "name", "model", "params")
 """The parameters of a command that name its subject."""
@@ -133,6 +137,40 @@ def takes_setup(command: Any) -> Any:
     everything = [*about, *(p for p in setup if p not in knobs), *rest, _HELP_ALL, *knobs]
     command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in everything])
     return command
+
+
+def narrowed(command: Any, words: Sequence[str]) -> Any:
+    """Return the command with only those setup options that the words name. The others are left out as if they were not given:
+    typer takes as long to make them all as an estimate takes.
+
+    If a word could be anything else, as in a usage error or a question for help, the command itself is returned.
+    """
+    signature: inspect.Signature | None = getattr(command, "__signature__", None)
+    asked = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
+    if signature is None:
+        return command
+    named = {name: p.name for p in signature.parameters.values() for name in _names(p)}
+    if not asked <= named.keys():
+        return command
+    used = {named[word] for word in asked}
+    kept = [p for p in signature.parameters.values() if p.name in used or p.name not in SETUP]
+
+    @wraps(command)
+    def run(**given: Any) -> Any:
+        return command(**given)
+
+    run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return run
+
+
+def _names(parameter: inspect.Parameter) -> list[str]:
+    """Return the words that name an option on the command line; none for an argument."""
+    info = parameter.annotation.__metadata__[0]
+    declared = (
+        info.default,
+        *(info.param_decls or ()),
+    )  # typer takes the first name for a default, and corrects it later
+    return [name for words in declared if isinstance(words, str) for name in words.split("/")]
 
 
 def takes_lists(command: Any) -> Any:

@@ -20,6 +20,8 @@ _SIGN: Final = 1 << _DIGIT - 1
 _LENGTH: Final = 7  # six coefficients and the bytes of gradients
 _SIGNS: Final = sum(_SIGN << _DIGIT * i for i in range(_LENGTH))
 _GRADIENTS: Final = _DIGIT * 6
+WIDTH: Final = _DIGIT * _LENGTH
+"""The bits of an amount."""
 
 
 @lru_cache(maxsize=16384)

@@ -111,11 +111,13 @@ class Node:
         outs = list(self.backward(self, grads))
         if (len(memory.work), len(memory.sent)) == before:
             self._stream(grads, place)
+        edges, only = self.edges, memory.only
         for i in range(len(outs)):  # enumerate would hold a gradient for longer
-            out = outs[i] = outs[i] if self.needs(i) else None
+            following = edges[i][0]
+            out = outs[i] = outs[i] if following is not None and (only is None or following in only) else None
             if out is not None:
                 shape, dtype = self.metadata[i]
-                if not same_sizes(out.shape, shape):
+                if out.shape is not shape and not same_sizes(out.shape, shape):
                     out = outs[i] = sum_to(out, shape)
                 if out.dtype is not dtype:
                     from memcalc.core.ops.strides import elementwise_strides
@@ -132,11 +134,14 @@ class Node:
         Backward runs a kernel for each block that it has allocated since `place` in the log. Each reads the gradient. The
         op is none that multiplies matrices, whose kernels are its products, and none that sends.
         """
-        read = tuple((_stored(grad), grad.dtype) for grad in grads if grad is not None)
         rows, log = self.memory.rows, self.memory.log
-        written = [(row.shape, row.dtype) for row in (rows[block] for block in log[place:] if block >= 0)]
+        runs_kernel = not hasattr(self.backward, "runs_no_kernel")
+        if not runs_kernel and len(log) == place:
+            return
+        read = tuple([(_stored(grad), grad.dtype) for grad in grads if grad is not None])
+        written = [(row.shape, row.dtype) for row in [rows[block] for block in log[place:] if block >= 0]]
         name, record = _name_of(self.backward), self.memory.streamed.append
-        if not hasattr(self.backward, "runs_no_kernel"):
+        if runs_kernel:
             for phase in ("forward", "recomputation") if self.again else ("forward",):
                 record(Streamed(self.scope, name, phase, self.layer, (*self.metadata, *read)))
         saved = tuple(self.kept)

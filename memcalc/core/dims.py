@@ -7,7 +7,7 @@ is such a polynomial, so one run on paper answers for all batch sizes and sequen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -54,6 +54,11 @@ class Dim:
 
     def __repr__(self) -> str:
         return f"{self.name}={self.size}"
+
+    def resizable(self) -> Hashable:
+        """Return what decides the size besides a number of ranks, if other numbers have this dim with another size; else
+        None."""
+        return None
 
 
 Shape = tuple[Dim, ...]

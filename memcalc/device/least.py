@@ -16,7 +16,7 @@ from memcalc.tape.unrolled import NotPeriodic
 
 if TYPE_CHECKING:
     from memcalc.device.shown import Workspaces
-    from memcalc.engines.ranks import Rank
+    from memcalc.engines.rank import Rank
     from memcalc.setup.setup import Setup
 
 _PARTS: Final = 256

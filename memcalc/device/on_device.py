@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memcalc.device.fragmentation import Assumed
     from memcalc.device.observer import Observer
     from memcalc.device.replay import Prepared, Replay
-    from memcalc.engines.ranks import Rank
+    from memcalc.engines.rank import Rank
     from memcalc.inputs.gpu import GPU
     from memcalc.setup.setup import Setup
 

@@ -21,7 +21,7 @@ from memcalc.device.products import first_products
 from memcalc.device.shown import Workspaces
 from memcalc.engines.base.holdings import OF_CALLER, Order, Update
 from memcalc.engines.base.script import DEFAULT, Event, Scripts
-from memcalc.engines.ranks import Rank
+from memcalc.engines.rank import Rank
 from memcalc.megatron.between_stages import Kind
 from memcalc.megatron.between_stages import left as left_between
 from memcalc.optimizers import Parameter, load_optimizer
@@ -247,7 +247,10 @@ def _actions(rank: Rank, order: Order, setup: Setup, stays: frozenset[str] = fro
 
 def _micro_batch(run: Trace, order: Order, setup: Setup, stays: frozenset[str]) -> Log:
     whole = unrolled(run)
-    sizes = [_nbytes(row, setup.micro_batch_size, setup.tokens_per_part) for row in run.rows]
+    batch, seq = setup.micro_batch_size, setup.tokens_per_part
+    of_shapes = {shape: numel(shape)[1] for shape in dict.fromkeys([row.shape for row in run.rows])}
+    elements = {shape: evaluate(poly, batch, seq) for shape, poly in of_shapes.items()}
+    sizes = [elements[row.shape] * row.dtype.itemsize for row in run.rows]
     streams = [order.streams.get(row.name, DEFAULT) for row in run.rows]
     of_blocks = [sizes[i] for i in whole.rows], [streams[i] for i in whole.rows]
     kept = {i: run.rows[k].name for i, k in enumerate(whole.rows) if run.rows[k].name in stays} if stays else {}

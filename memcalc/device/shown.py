@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from memcalc.core.rows import Item
 from memcalc.device.allocator import BLOCK, ROUNDING
 from memcalc.hardware.figures import CONTEXT, NCCL, WORKSPACES, Size, figures
-from memcalc.inputs.gpu import GPU, load_gpu
 from memcalc.units import KIB, MIB
 
 if TYPE_CHECKING:
     from memcalc.device.fragmentation import Assumed
+    from memcalc.inputs.gpu import GPU
     from memcalc.setup.setup import Setup
 
 _HOPPER_WORKSPACE: Final = 32 * MIB
@@ -223,6 +223,8 @@ def device_items(gpus: int, gpu: GPU | None) -> list[Item]:
 def _context_of_like(gpu: GPU) -> Size | None:
     """Return the context of a GPU with the same compute capability, which loads the same kernels; None if there is none."""
     sizes = (size for size in figures().sizes if (size.name, size.ranks) == (CONTEXT, 1))
+    from memcalc.inputs.gpu import load_gpu
+
     return next((size for size in sizes if load_gpu(size.gpu).compute_capability == gpu.compute_capability), None)
 
 

@@ -8,7 +8,8 @@ from math import lcm
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES
-from memcalc.engines.ranks import kernels_of, parts_of
+from memcalc.engines.ranks import parts_of
+from memcalc.engines.runs import kernels_of
 from memcalc.megatron.schedules import states
 
 if TYPE_CHECKING:

@@ -2,87 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from memcalc.core.dims import Poly, numel
-from memcalc.core.rows import Row
 from memcalc.core.selective import per_op
 from memcalc.engines import Engine, load_engine
-from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, Order, padding_row
-from memcalc.families.base.program import Program
+from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, padding_row
+from memcalc.engines.rank import ONE_STATE, WHOLE_STEP, HoldingsAndSums, Rank, decides_holdings, sums_of
+from memcalc.engines.runs import kernels_of, made_once
 from memcalc.inputs.model import Model
-from memcalc.kernels import Kernels, choose, kept_by_kernels
-from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
+from memcalc.kernels import kept_by_kernels
 from memcalc.layout.collectives import Collective
-from memcalc.megatron.schedules import State, Turn
-from memcalc.setup.setup import Setup
 from memcalc.tape.played import Played, Recorded
-from memcalc.tape.profile import Choices, Profile, Resizable, cut_of, full_profile, profile, shallow_trace
+from memcalc.tape.profile import Choices, Profile, full_profile, is_resizable, profile, shallow_trace
 
 if TYPE_CHECKING:
-    from memcalc.megatron.gpt_model import GPTModel
+    from collections.abc import Callable
 
-
-class Sums(NamedTuple):
-    """An engine's rows added up by phase, as polynomials in batch and seq."""
-
-    always: Poly
-    forward: Poly
-    backward: Poly
-    step: Poly
-    flush: Poly
-    after_backward: tuple[Poly, ...]
-
-
-class Rank(NamedTuple):
-    """One pipeline rank; without pipelining the only one."""
-
-    number: int
-    holdings: Holdings
-    sums: Sums
-    profiles: tuple[Profile, ...]
-    """The profile of each model chunk on the rank; empty for a bare number of parameters."""
-    states: tuple[State, ...]
-    """The possible states in a step: a chunk's forward or backward, and the tensors that other micro-batches have
-    saved."""
-    layers: int
-    """The number of transformer layers that the rank runs."""
-    collectives: Callable[[Setup], list[Collective]]
-    """Returns the real collectives of one optimizer step. The setup may differ from this rank's in the numbers of its
-    polynomials."""
-    textbook: Callable[[], list[Collective]]
-    """Returns the step's collectives as the papers count them; empty if the engine does just that."""
-    turns: tuple[Turn, ...] = ()
-    """The forwards and backwards of the rank's chunks in their order; empty if micro-batches run one after the
-    other."""
-    between: Row | None = None
-    """One of the tensors that a state and a turn count as `between` stages."""
-    first: Callable[[], Profile] | None = None
-    """Returns the profile of the first micro-batch, if later ones differ."""
-    untraced: Callable[[], Profile] | None = None
-    """Returns the profile of the very first micro-batch of a process, if later ones differ."""
-    in_flight: int | None = None
-    """The number of a chunk's forwards that are saved at once, if the profile covers all micro-batches and no state
-    says so."""
-    on_paper: int = 1
-    """The number of micro-batches in the run of a profile, all alike."""
-    cp: int | None = None
-    """The number of the context-parallel rank, if these ranks differ."""
-    in_order: Callable[[], Order] | None = None
-    """Returns the order of the rank's allocations, if `holdings` does not have it."""
-
-    @property
-    def order(self) -> Order | None:
-        """Return the order in which the rank allocates what it holds; None if it is not known."""
-        return self.holdings.order if self.in_order is None else self.in_order()
-
-
-_WHOLE: Final = (Turn("forward", 0), Turn("backward", 0))
-"""The turns of a profile that covers all micro-batches."""
-_ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
+    from memcalc.setup.setup import Setup
 
 
 def ranks(model: Any, setup: Setup) -> list[Rank]:
@@ -90,11 +27,15 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     if not isinstance(model, Model):
         holdings, sums = _holdings(model, setup)[0]
         return [Rank(0, holdings, sums, (), (), 0, _nothing, list[Collective])]
-    if setup.engine == "megatron":
-        return _pipeline_ranks(model, setup)
-    if setup.pp > 1 and setup.engine == "deepspeed":
-        return _deepspeed_stages(model, setup)
-    run = _staged_ranks if setup.pp > 1 else _whole_ranks
+    run = _whole_ranks
+    if setup.engine == "megatron" or setup.pp > 1:
+        from memcalc.engines import pipeline_ranks as pipelines
+
+        if setup.engine == "megatron":
+            return pipelines.megatron_ranks(model, setup)
+        if setup.engine == "deepspeed":
+            return pipelines.deepspeed_stages(model, setup)
+        run = pipelines.staged_ranks
     return [rank._replace(cp=cp) for cp, own in parts_of(model, setup).items() for rank in run(own, setup)]
 
 
@@ -122,23 +63,25 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
 
 def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
     """Return the ranks that run all layers: one rank, or several if each of them can have the highest peak."""
-    made = [_profile(model, setup, holdings) for holdings, _ in _holdings(model, setup)]
-    # holdings again, as a trace has shown which weights get a gradient
-    return [_whole_rank(model, setup, *of) for of in zip(_holdings(model, setup), made, strict=True)]
+    held = _holdings(model, setup)
+    made = [_profile(model, setup, holdings) for holdings, _ in held]
+    if model.program.source:
+        held = _holdings(model, setup)  # again, as a trace has shown which weights get a gradient
+    return [_whole_rank(model, setup, *of) for of in zip(held, made, strict=True)]
 
 
-def _whole_rank(model: Model, setup: Setup, own: _HoldingsAndSums, made: Profile) -> Rank:
+def _whole_rank(model: Model, setup: Setup, own: HoldingsAndSums, made: Profile) -> Rank:
     holdings, sums = own
     engine = load_engine(setup.engine)
     textbook = partial(engine.textbook, model, setup)
     first = partial(_profile, model, setup, _of_the_first(holdings)) if setup.micro_batches > 1 else None
     sends = partial(_sent, engine=engine, model=model, made=made, first=first)
     if holdings.micro_batches > 1:
-        rank = Rank(0, holdings, sums, (made,), _ONE, model.layers, sends, textbook, _WHOLE)
+        rank = Rank(0, holdings, sums, (made,), ONE_STATE, model.layers, sends, textbook, WHOLE_STEP)
         return rank._replace(on_paper=holdings.micro_batches)
     over = None if holdings.order is None else holdings.order.untraced
     untraced = None if over is None else partial(_profile, model, setup, holdings._replace(over=over))
-    return Rank(0, holdings, sums, (made,), _ONE, model.layers, sends, textbook, first=first, untraced=untraced)
+    return Rank(0, holdings, sums, (made,), ONE_STATE, model.layers, sends, textbook, first=first, untraced=untraced)
 
 
 def _of_the_first(holdings: Holdings) -> Holdings:
@@ -172,178 +115,19 @@ def _sent(
     return [*collectives_of_modules(model, setup, made), *own]
 
 
-def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
-    from memcalc.engines.megatron import engine as megatron
-    from memcalc.engines.megatron.collectives import collectives_of
-    from memcalc.engines.megatron.order import order_of
-    from memcalc.megatron.schedules import states, turns_to_play
-
-    assert setup.attention is not None
-    kernels = Kernels((), megatron.SOURCE, "modelled")
-    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", True, kernels=kernels)
-    out: list[Rank] = []
-    for stage in megatron.stages(model, setup):
-        if setup.pp_rank not in (None, stage.rank):
-            continue
-        profiles: list[Profile] = []
-        for chunk in stage.chunks:
-            key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.tokens_per_part))
-            make = partial(_of_chunk, model, chunk, choices, setup)
-            profiles.append(_made(model, key, setup.tokens_per_part, make))
-        holdings = megatron.holdings_of(setup, stage)
-        played = turns_to_play(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
-        order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
-        sends = partial(collectives_of, stage=stage, profiles=profiles)
-        rank = Rank(
-            stage.rank, holdings, _sums(holdings), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
-            played,
-            between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
-            in_order=partial(order_of, setup, stage, holdings) if played else None,
-        )  # fmt: skip
-        out.append(rank)
-    return out
-
-
-def _of_chunk(model: Model, chunk: GPTModel, choices: Choices, setup: Setup) -> Profile:
-    """Return the profile of a chunk of a stage. Chunks that differ in their number of equal layers share a run."""
-    cut, layout = cut_of(chunk, choices), chunk.layout
-    batch, seq = setup.micro_batch_size, setup.tokens_per_part
-    if not cut.middle.more or layout.recompute_layers is not None:
-        return Profile(cut.run(chunk, batch, seq))
-    alike = layout._replace(layers=cut.depth, routed=layout.routed[: cut.depth])
-    key = ("cut", *cut.choices, alike, cut.middle.early, cut.middle.late, chunk.branch(batch, seq))
-    run = _made(model, key, seq, partial(cut.run, chunk, batch, seq))
-    return Profile(run._replace(middle=cut.middle))
-
-
-def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
-    """Return the ranks of stages of transformers' own layers. A profile covers a whole step, with all micro-batches."""
-    from memcalc.engines.fsdp2 import pipeline as engine
-    from memcalc.engines.fsdp2.pipeline_sent import collectives_of
-    from memcalc.pipelining.orders import most_in_flight, order
-
-    assert setup.attention is not None and setup.cross_entropy is not None
-    kernels = kernels_of(model, setup, setup.cross_entropy)
-    out: list[Rank] = []
-    for staged in engine.staged_ranks(model, setup):
-        if setup.pp_rank not in (None, staged.number):
-            continue
-        holdings = engine.holdings_of(setup, staged)
-        choices = Choices(
-            setup.compute_dtype, setup.attention, setup.recompute != "none", False, kernels=kernels, hooks=holdings.hooks,
-            policy=per_op if setup.recompute == "op" else None,
-        )  # fmt: skip
-        own, program = staged.model, staged.program
-        branch = program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
-        alike = choices._replace(hooks=holdings.hooks.alike) if isinstance(holdings.hooks, Resizable) else choices
-        own_key = engine.key_of(setup, staged)
-        base = _made(
-            model,
-            ("run", *alike, own_key, branch),
-            setup.tokens_per_part,
-            partial(engine.trace_of, setup, staged, alike),
-        )
-        key = ("profile", *choices, own_key, branch)
-        made = _made(model, key, setup.tokens_per_part, partial(engine.profile_of, holdings.hooks, base))
-        holdings = holdings._replace(step=(*holdings.step, *engine.in_flight_at_updates(setup, made)))
-        actions = order(
-            setup.schedule,
-            staged.number,
-            setup.pp,
-            engine.steady_micro_batches(setup, staged.number),
-            setup.virtual_stages,
-        )
-        sends = partial(collectives_of, rank=staged, made=made)
-        rank = Rank(
-            staged.number, holdings, _sums(holdings), (made,), _ONE, own.layers, sends,
-            list[Collective], _WHOLE, in_flight=most_in_flight(actions),
-            on_paper=engine.paper_micro_batches(setup, staged.number),
-        )  # fmt: skip
-        out.append(rank)
-    return out
-
-
-def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
-    """Return the ranks of stages of Megatron-DeepSpeed's layers. A profile covers a whole step, with all micro-
-    batches."""
-    from memcalc.engines.deepspeed import pipeline as engine
-    from memcalc.engines.deepspeed.megatron_deepspeed import KERNELS
-    from memcalc.engines.deepspeed.stages import enough_micro_batches, in_flight
-
-    assert setup.attention is not None
-    kernels = KERNELS
-    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", False, kernels=kernels)
-    out: list[Rank] = []
-    for stage in engine.stage_ranks(model, setup):
-        if setup.pp_rank not in (None, stage.number):
-            continue
-        own = stage.model
-        holdings = engine.holdings_of(setup, stage)
-        kept = kept_by_kernels(setup.kernels, setup.attention, own.program, setup.compute_dtype)
-        holdings = holdings._replace(always=(*holdings.always, *kept))
-        branch = own.program.branch(setup.micro_batch_size, setup.tokens_per_part)
-        program: Any = own.program
-        key = ("profile", *choices, program.layout, engine.key_of(setup, stage), branch)
-        made = _made(model, key, setup.tokens_per_part, partial(engine.profile_of, setup, stage, choices))
-        sends = partial(engine.collectives_of, rank=stage, profile=made)
-        rank = Rank(
-            stage.number, holdings, _sums(holdings), (made,), _ONE, own.layers, sends,
-            list[Collective], in_flight=in_flight(stage.number, setup.pp, setup.micro_batches),
-            on_paper=enough_micro_batches(stage.number, setup.pp, setup.micro_batches),
-        )  # fmt: skip
-        out.append(rank)
-    return out
-
-
-def _sum(rows: Iterable[Row]) -> Poly:
-    total = [0] * 6
-    for row in rows:
-        for i, c in enumerate(numel(row.shape)[1]):
-            if c:
-                total[i] += c * row.copies * row.dtype.itemsize
-    return tuple(total)  # type: ignore[return-value]
-
-
-def _sums(holdings: Holdings) -> Sums:
-    return Sums(
-        _sum(holdings.always),
-        _sum(holdings.forward),
-        _sum(holdings.backward),
-        _sum(holdings.step),
-        _sum(holdings.flush.rows if holdings.flush else ()),
-        tuple(_sum(rows) for rows in holdings.after_backward),
-    )
-
-
-class _HoldingsAndSums(NamedTuple):
-    """Holdings and their sums."""
-
-    holdings: Holdings
-    sums: Sums
-
-
-_NOT_HELD: Final = frozenset({
-    "gpus", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
-    "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "gpu",
-    "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
-})  # fmt: skip
-"""The fields of a setup that decide nothing of what a rank holds, or only through what else is in the key."""
-_HELD: Final = itemgetter(*(i for i, name in enumerate(Setup._fields) if name not in _NOT_HELD))
-
-
-def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
+def _holdings(model: Any, setup: Setup) -> tuple[HoldingsAndSums, ...]:
     """Return what one rank holds; what several ranks hold if each of them can have the highest peak."""
     program = model.program if isinstance(model, Model) else None
     outgrown = program is not None and (sum(program.idle.values()), program.outgrown(setup.seq_len or 0))
     micro_batches = min(setup.micro_batches, ENOUGH_MICRO_BATCHES)
-    key = ("held", *_HELD(setup), setup.shards, setup.replicas, micro_batches, outgrown)
+    key = ("held", *decides_holdings(setup), setup.shards, setup.replicas, micro_batches, outgrown)
     if key not in model.profiles:
         if isinstance(model, Model):
             holdings = load_engine(setup.engine).holdings(model, setup)
             found = [_with_masks(one, model, setup) for one in (holdings, *holdings.others)]
         else:
             found = [model.holdings(setup)]
-        model.profiles[key] = tuple(_HoldingsAndSums(one, _sums(one)) for one in found)
+        model.profiles[key] = tuple(HoldingsAndSums(one, sums_of(one)) for one in found)
     return model.profiles[key]
 
 
@@ -359,34 +143,6 @@ def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
     if order is not None:
         order = order._replace(before=(*order.before, *kept, *masks))
     return holdings._replace(always=(*holdings.always, *kept, *masks), order=order)
-
-
-def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
-    if setup.splits_layers:
-        from memcalc.engines.parts import kernels_of_part
-
-        own = kernels_of_part(model, setup)
-        if own is not None:
-            return own
-    if model.task is not None:
-        from memcalc.tasks.kernels import KERNELS
-
-        kernels = KERNELS
-    else:
-        selective = setup.recompute == "selective"
-        kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=selective, liger_parts=setup.liger)
-    if setup.attention == "sdpa" and setup.kernels != "megatron":
-        kernels = on_gpu(kernels, fused_kernels(setup.gpu))
-    if setup.packing:
-        from memcalc.kernels.packed_attention import over_packed_rows
-        from memcalc.tasks.fine_tuned import packing_of
-
-        return over_packed_rows(kernels, setup.attention or "flash", packing_of(setup))
-    if setup.cp == 1:
-        return kernels
-    from memcalc.kernels.ulysses import over_ranks
-
-    return over_ranks(kernels, setup.cp)
 
 
 def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
@@ -408,40 +164,21 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     # named tuples of two classes are equal if their fields are
     key = ("profile", *choices, type(choices.hooks), chunks, type(holdings.over), holdings.over, branch)
     hooks = choices.hooks
-    if isinstance(hooks, Resizable):
+    if is_resizable(hooks):
+        from memcalc.tape.resized import Base, Resized  # which few engines need
+
         alike = choices._replace(hooks=hooks.alike)
-        make = partial(shallow_trace, program, alike, setup.micro_batch_size, setup.tokens_per_part)
-        base = _made(model, ("run", *alike, chunks, branch), setup.tokens_per_part, make)
-        return _made(model, key, setup.tokens_per_part, lambda: Profile(hooks.resized(base)))
+        run = program, alike, setup.micro_batch_size, setup.tokens_per_part
+        of_base = ("resizable", type(hooks), *alike, chunks, branch)
+        base = made_once(model.profiles, of_base, setup.tokens_per_part, lambda: Base(shallow_trace(*run)))
+        return made_once(model.profiles, key, setup.tokens_per_part, partial(Resized, base, hooks))
     if holdings.over is None:
         whole = setup.forward_prefetch or setup.engine == "data-parallel"  # their blocks belong to several layers
         make = full_profile if whole else profile
-        return _made(model, key, setup.tokens_per_part, partial(make, *run))
-    recorded = _made(
-        model,
-        ("recorded", *choices, type(choices.hooks), chunks, branch),
-        setup.tokens_per_part,
-        partial(Recorded, *run),
-    )
-    return _made(model, key, setup.tokens_per_part, partial(Played, recorded, holdings.over))
+        return made_once(model.profiles, key, setup.tokens_per_part, partial(make, *run))
+    over, of_recorded = holdings.over, ("recorded", *choices, type(choices.hooks), chunks, branch)
 
+    def played() -> Profile:
+        return Played(made_once(model.profiles, of_recorded, setup.tokens_per_part, partial(Recorded, *run)), over)
 
-class _OfARun(Protocol):
-    """A result of a run on paper."""
-
-    @property
-    def pads_queries(self) -> bool: ...
-
-
-_T = TypeVar("_T", bound=_OfARun)
-
-
-def _made(model: Model, key: tuple[Hashable, ...], seq: int, make: Callable[[], _T]) -> _T:
-    """Return the result under a key. It is made once for all sequence lengths that the run treats alike."""
-    remainder = Program.remainder(seq)
-    for of in (None, remainder):
-        if (*key, of) in model.profiles:
-            return model.profiles[*key, of]
-    new = make()
-    model.profiles[*key, remainder if new.pads_queries else None] = new
-    return new
+    return made_once(model.profiles, key, setup.tokens_per_part, played)

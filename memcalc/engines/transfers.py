@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memcalc.engines.ranks import Rank
+    from memcalc.engines.rank import Rank
     from memcalc.inputs.model import Model
     from memcalc.offload.transfers import Transfer
     from memcalc.setup.setup import Setup

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from memcalc.core.dims import ZERO
 from memcalc.core.dtypes import DType
 from memcalc.core.rows import Component, Row
-from memcalc.engines.ranks import Rank
+from memcalc.engines.rank import Rank
 from memcalc.megatron.schedules import State
 from memcalc.tape.profile import Moment
 

@@ -10,25 +10,26 @@ from memcalc.core.collector import without_collections
 from memcalc.core.dims import evaluate, numel
 from memcalc.core.rows import COMPONENTS, Item, Row, copied, dims_formula, named_sizes
 from memcalc.device.on_device import OnDevice
-from memcalc.engines.host import on_host
-from memcalc.engines.ranks import Rank, ranks
-from memcalc.estimation.compute import Computed, computed, per_phase, seconds_at_peak
-from memcalc.estimation.found import NOWHERE, At, Found, Key, Sized, left_by
+from memcalc.engines.rank import Rank
+from memcalc.engines.ranks import ranks
+from memcalc.estimation.found import Found, Key, Sized, left_by
 from memcalc.estimation.names import with_names_of_their_own
+from memcalc.estimation.peaks import found_on
 from memcalc.inputs.model import Model
 from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.megatron.schedules import State
-from memcalc.offload.host import HostItem, host_items
 from memcalc.setup.setup import Setup
 from memcalc.tasks import ONLINE
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
     from memcalc.device.verdict import Verdict
+    from memcalc.estimation.compute import Computed
     from memcalc.estimation.rollout import Rollout
     from memcalc.hardware.cost import Cost, Unknown
     from memcalc.inputs.file_options import FromFiles
     from memcalc.inputs.gpu import GPU
+    from memcalc.offload.host import HostItem
     from memcalc.timing.kernels import Unknown as NoTime
     from memcalc.timing.step import StepTime
 
@@ -80,7 +81,7 @@ class Report(OnDevice):
 
     def find(self, rank: Rank) -> Found:
         """Return a rank with its peaks, as `Report` takes it."""
-        return Found(rank, *self._find_peaks(rank))
+        return found_on(rank, self._batch, self._seq)
 
     def _take(self, found: Found) -> None:
         """Make `found` the rank that is reported."""
@@ -104,37 +105,6 @@ class Report(OnDevice):
     def is_of_step(self) -> bool:
         return self.peak_phase != ROLLOUT
 
-    def _find_peaks(self, rank: Rank) -> tuple[dict[str, int], dict[str, At], tuple[Row, ...]]:
-        """Return the peak of each phase in bytes, where each is, and the rows of backward's peak if it is after the last
-        moment."""
-        batch, seq, sums, held = self._batch, self._seq, rank.sums, rank.holdings
-        always = evaluate(sums.always, batch, seq)
-        left = sum(row.bytes_at(batch, seq) for row in left_by(rank))
-        flush = evaluate(sums.flush, batch, seq)
-        most = {"forward": 0, "backward": 0}
-        at = {"forward": NOWHERE, "backward": NOWHERE, "step": NOWHERE}
-        for state, waiting in self._worst_states(rank):
-            profile = rank.profiles[state.chunk]
-            for moment in profile.forward if state.kind == "forward" else profile.backward:
-                size = evaluate(moment.poly, batch, seq) + waiting
-                flushes = False
-                size += moment.gradients if held.keeps_gradients else 0  # an earlier micro-batch's, in forward
-                if state.kind == "backward":
-                    flushes = held.flush is not None and moment.gradients >= held.flush.after
-                    size += flush if flushes else 0
-                if size > most[state.kind]:
-                    most[state.kind], at[state.kind] = size, At(state, moment, flushes)
-        forward = always + evaluate(sums.forward, batch, seq) + most["forward"]
-        backward = always + evaluate(sums.backward, batch, seq) + most["backward"]
-        last: tuple[Row, ...] = ()
-        for i, rows in enumerate(sums.after_backward):
-            after = always + left + evaluate(rows, batch, seq)
-            if after > backward:
-                backward, at["backward"] = after, NOWHERE
-                last = held.after_backward[i]
-        step = always + left + evaluate(sums.step, batch, seq)
-        return {"forward": forward, "backward": backward, "step": step}, at, last
-
     @property
     def reference_peak(self) -> int | None:
         """Return the peak of a reference model's forward, a part of the phase forward. Return None without such a forward,
@@ -149,19 +119,8 @@ class Report(OnDevice):
         )
         return evaluate(rank.sums.always, *of) + evaluate(rank.sums.forward, *of) + most
 
-    def _worst_states(self, rank: Rank) -> Iterable[tuple[State, int]]:
-        """Return for each kind (forward, backward) and chunk the state with the most bytes in flight, and these bytes."""
-        worst: dict[tuple[str, int], tuple[State, int]] = {}
-        saved = [evaluate(profile.saved.poly, self._batch, self._seq) for profile in rank.profiles]
-        between = rank.between.bytes_at(self._batch, self._seq) if rank.between else 0
-        for state in rank.states:
-            own, waiting = (state.kind, state.chunk), _in_flight(state, saved, between)
-            if own not in worst or waiting > worst[own][1]:
-                worst[own] = state, waiting
-        return worst.values()
-
     def _waiting_rows(self, state: State) -> list[Row]:
-        """Return the rows of what is in flight in a state, as `_in_flight` counts it."""
+        """Return the rows of what is in flight in a state, as `memcalc.estimation.peaks` counts it."""
         between = self.rank.between
         return [
             *([between._replace(copies=state.between)] if between and state.between else []),
@@ -335,10 +294,16 @@ class Report(OnDevice):
         """Return the rows of a node's host memory; none if nothing is offloaded."""
         if self.setup.offload_activations != "none":
             from memcalc.offload import activations
+            from memcalc.offload.host import host_items
 
             ranks, run = min(self.setup.gpus, self.setup.gpus_per_node), self.rank.profiles[0].run
             return host_items(activations.on_host(run.copied, ranks, run.kernels.basis))
-        return host_items(on_host(self.model, self.setup)) if self.setup.offloads or self.setup.servers else []
+        if not self.setup.offloads and not self.setup.servers:
+            return []
+        from memcalc.engines.host import on_host
+        from memcalc.offload.host import host_items
+
+        return host_items(on_host(self.model, self.setup))
 
     # --- communication
 
@@ -366,17 +331,23 @@ class Report(OnDevice):
     @cached_property
     def computed(self) -> list[Computed]:
         """Return the matrix products of one optimizer step; none for a bare number of parameters."""
+        from memcalc.estimation.compute import computed
+
         return computed(self.rank.profiles, self.setup, self.rank.on_paper)
 
     @property
     def flops(self) -> dict[str, int]:
         """Return the FLOPs of forward, backward and recomputation, and their sum as "total"."""
+        from memcalc.estimation.compute import per_phase
+
         return per_phase(self.computed)
 
     @property
     def seconds_at_peak(self) -> float | None:
         """Return the seconds of the step's products at the GPU's data-sheet rates; None without a GPU, a model or a known
         rate."""
+        from memcalc.estimation.compute import seconds_at_peak
+
         return seconds_at_peak(self.computed, self.gpu) if self.computed else None
 
     @cached_property
@@ -405,9 +376,3 @@ class Report(OnDevice):
         from memcalc.report.document import document
 
         return document(self)
-
-
-def _in_flight(state: State, saved: Iterable[int], between: int) -> int:
-    """Return the bytes in flight in a state: what other micro-batches have saved in each chunk, and the tensors between stages.
-    `saved` and `between` are the bytes of one of each."""
-    return sum(count * each for count, each in zip(state.in_flight, saved, strict=True)) + between * state.between

@@ -9,7 +9,7 @@ from memcalc.tasks.generating import holds_gradients
 
 if TYPE_CHECKING:
     from memcalc.core.rows import Row
-    from memcalc.engines.ranks import Rank
+    from memcalc.engines.rank import Rank
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 

@@ -19,7 +19,7 @@ from memcalc.families.base.blocks import act
 from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, decoder_mask
 from memcalc.families.base.module import Module, Run, Weight, module
-from memcalc.families.base.program import stacked
+from memcalc.families.base.stack import stacked
 from memcalc.families.base.support import Family, Support
 from memcalc.families.base.t5_config import T5Config
 from memcalc.families.llama import linear_weights

@@ -24,7 +24,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import decoder_mask
 from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
-from memcalc.families.base.program import stacked
+from memcalc.families.base.stack import stacked
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights

@@ -45,13 +45,13 @@ def _is_size(default: object) -> bool:
     return type(default) is int and default > 1
 
 
-_NAMES_OF_SIZES: Final = re.compile(r"hidden|width|layers?$|depth|dim$|d_model|n_embd|channels|vocab|heads|size$")
+_NAMES_OF_SIZES: Final = r"hidden|width|layers?$|depth|dim$|d_model|n_embd|channels|vocab|heads|size$"
 """Matches the size fields of a type without a program of its own."""
 
 
 def note_of_unknown(model_type: str, config: Mapping[str, Any]) -> str | None:
     """Return a sentence if the configuration of such a type gives no size at all; None otherwise."""
-    if any(_NAMES_OF_SIZES.search(name) and isinstance(value, int | list) for name, value in config.items()):
+    if any(re.search(_NAMES_OF_SIZES, name) and isinstance(value, int | list) for name, value in config.items()):
         return None
     return f"the configuration gives no sizes: all are transformers' defaults for {model_type}"
 

@@ -32,8 +32,8 @@ class Model:
     """A model to size, made by `load_model`. It never changes, except that it keeps the profiles of its runs."""
 
     __slots__ = (
-        "_copies", "_num_parameters", "_trainable", "_trained", "fields", "model_type", "name", "notes", "profiles",
-        "program", "quantization", "task", "tuning", "weight_classes", "whole",
+        "_copies", "_num_parameters", "_trainable", "_trained", "empty_weight", "fields", "model_type", "name", "notes",
+        "profiles", "program", "quantization", "task", "tuning", "weight_classes", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Model:
         self.whole: Model = self
         """The model that trains as a whole."""
         self._num_parameters = sum(numel(w.shape)[0] * self.copies(w) for w in self.weight_classes)
+        self.empty_weight = next((w.name for w in self.weight_classes if not all(dim.size for dim in w.shape)), None)
+        """The name of the first weight without elements; None if all have some."""
 
     @property
     def support(self) -> Support:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
 from memcalc.errors import InputError, nearest, one_line
-from memcalc.inputs.gpu import AUTO
 from memcalc.registry import ENGINES, EVERY_OPTIMIZER
 
 
@@ -250,10 +249,13 @@ def check_options(given: Mapping[str, Any]) -> Options:
         named.setdefault("zero", 3)  # fully_shard by itself always shards all three
     if named.get("schedule") in SCHEDULE_NAMES:
         named["schedule"] = SCHEDULE_NAMES[named["schedule"]]
-    if named.get("gpu") == AUTO:
-        from memcalc.inputs.local_gpu import local_gpu
+    if "gpu" in named:
+        from memcalc.inputs.gpu import AUTO
 
-        named["gpu"] = local_gpu()
+        if named["gpu"] == AUTO:
+            from memcalc.inputs.local_gpu import local_gpu
+
+            named["gpu"] = local_gpu()
     return Options(**named)
 
 

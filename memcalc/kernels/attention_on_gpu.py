@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dtypes import DType, bf16, fp16, fp32
 from memcalc.core.ops.attention import fused_attention, math_attention, scaled_dot_product_attention, takes_efficient
 from memcalc.core.ops.autocast import autocast
-from memcalc.core.ops.cudnn_attention import cudnn_attention
 from memcalc.core.ops.elementwise import recording
-from memcalc.inputs.gpu import load_gpu
 
 if TYPE_CHECKING:
     from memcalc.core.tensor import Tensor
@@ -106,6 +104,8 @@ def fused_kernels(gpu: str | None) -> Fused | None:
 
     A GPU known only by its memory gets Ampere's kernels, which all later GPUs have.
     """
+    from memcalc.inputs.gpu import load_gpu
+
     return None if gpu is None else fused_on(load_gpu(gpu).compute_capability or _AMPERE)
 
 
@@ -123,6 +123,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool =
     head_dim, value_dim = q.shape[3].size, v.shape[3].size
     kernel = fused.kernel(Operands(q.dtype, q.shape[1].size, k.shape[1].size, head_dim, value_dim, mask is not None))
     if kernel == "cudnn" and not (mask is not None and recording(mask)):
+        from memcalc.core.ops.cudnn_attention import cudnn_attention
+
         return cudnn_attention(q, k, v, mask, causal)
     if kernel == "math":
         return math_attention(q, k, v, mask, causal)

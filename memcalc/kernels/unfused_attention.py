@@ -53,7 +53,7 @@ def _full_mask(memory: Memory, seq: Dim, mask: Tensor | None) -> Tensor:
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     """Run FusedScaleMaskSoftmax: one kernel in 16 bits if the sizes allow it, else torch's softmax in fp32."""
-    if has_kernel(scores.dtype, scores.shape):
+    if has_kernel(scores.dtype, numel(scores.shape[:2])[0], scores.shape[3].size):
         return masked_softmax(scores)
     causal = new_tensor(mask.memory, mask.shape, boolean, "mask with the causal one")
     if scores.dtype is fp32:
@@ -62,11 +62,9 @@ def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     return cast(softmax(masked_fill_(wide, causal)), scores.dtype)
 
 
-def has_kernel(dtype: DType, shape: Shape) -> bool:
-    """Tell whether the fused softmax takes scores (batch, heads, seq, seq) under a causal mask
-    (is_kernel_available)."""
-    seq = shape[3].size
+def has_kernel(dtype: DType, attentions: int, seq: int) -> bool:
+    """Tell whether the fused softmax takes scores (batch, heads, seq, seq) under a causal mask; `attentions` is batch times
+    heads (is_kernel_available)."""
     power = 1 << (seq - 1).bit_length()
     rows = _THREADS_PER_BLOCK // min(power, _THREADS_PER_WARP) * (2 if power <= 128 else 1)
-    attentions = numel(shape[:2])[0]
     return dtype is not fp32 and 16 < seq < 16384 and seq % 8 == 0 and attentions % 4 == 0 and seq % rows == 0

@@ -14,7 +14,7 @@ from memcalc.core.autograd import Node, no_kernel
 from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import bf16, boolean, fp32
-from memcalc.core.ops.elementwise import dropout, like, recording
+from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import part as slice_of
 from memcalc.core.ops.shape import split, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
@@ -24,6 +24,7 @@ from memcalc.kernels import megatron as kernels
 from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
 from memcalc.megatron.context_parallel import ATTENTION
 from memcalc.megatron.context_parallel.flash import flash_attention
+from memcalc.megatron.fused import bias_activation, bias_dropout_add
 from memcalc.megatron.joined import apart, copied, local_attention
 from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.layers import (
@@ -161,8 +162,7 @@ class GPTModel(Program):
 
     def fuses_softmax(self, batch: int, shard: int) -> bool:
         """Tell whether Transformer Engine's unfused attention has a kernel for the softmax of its 16-bit scores."""
-        tokens = self.layout.group(Dim("seq", shard)).whole
-        return has_kernel(bf16, (Dim("batch", batch), self.heads, tokens, tokens))
+        return has_kernel(bf16, batch * self.heads.size, self.layout.tokens(shard))
 
     # --- forward
 
@@ -344,23 +344,10 @@ class GPTModel(Program):
         return "squared ReLU" if self.a.squared_relu else "gated" if self.a.gated else "gelu"
 
     def activation(self, x: Tensor, bias: Tensor | None, ffn: Dim) -> Tensor:
-        """Run bias_swiglu_impl or bias_gelu_impl. It saves its input (and the bias). squared_relu (core/activations.py,
-        compiled) saves its input."""
-        out = new_tensor(x.memory, (*x.shape[:-1], ffn), x.dtype, self.activation_name)
-        inputs = (x,) if bias is None else (x, bias)
-        if recording(*inputs):
-            out.node = Node(x.memory, _activation_backward, inputs, inputs)
-        return out
+        return bias_activation(x, bias, ffn, self.activation_name)
 
     def bias_dropout_add(self, m: Module, x: Tensor, residual: Tensor) -> Tensor:
-        """Run bias_dropout_add_fused_train: one kernel. It saves the dropout's mask."""
-        bias, p = m.optional("bias"), self.a.hidden_dropout
-        out = like(residual, "bias, dropout and residual added")
-        saved = (like(x, "dropout mask", boolean),) if p else ()
-        inputs = (x, residual) if bias is None else (x, residual, bias)
-        if recording(*inputs):
-            out.node = Node(x.memory, _bias_dropout_add_backward, inputs, saved, p)
-        return out
+        return bias_dropout_add(x, m.optional("bias"), residual, self.a.hidden_dropout)
 
     def loss(self, run: Run, tp: TensorParallel, logits: Tensor, labels: Tensor) -> Tensor:
         tokens = (run.batch, tp.whole)
@@ -390,17 +377,3 @@ def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @no_kernel
 def _sent_back(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return []
-
-
-def _activation_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    x, *bias = node.unpack()
-    grad = like(x, "activation gradient")
-    return [grad, *(like(b, "bias gradient") for b in bias)]
-
-
-def _bias_dropout_add_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    _mask = node.unpack()
-    grad = grads[0]
-    grad_x = like(grad, "dropout gradient") if node.context else grad
-    bias = [new_tensor(node.memory, (grad.shape[-1],), grad.dtype, "bias gradient")] if len(node.edges) == 3 else []
-    return [grad_x, grad, *bias]

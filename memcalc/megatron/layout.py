@@ -39,6 +39,10 @@ class Layout(NamedTuple):
     mask_in_batch: bool = True
     """True if a batch brings an attention mask."""
 
+    def tokens(self, shard: int) -> int:
+        """Return the tokens of a sequence inside attention, if a tensor between two layers has `shard` of them."""
+        return self.tensor_parallel * shard if self.sequence_parallel else shard
+
     def group(self, shard: Dim) -> TensorParallel:
         """Return the tensor-parallel group; a tensor between two layers has `shard` tokens of a sequence."""
         return _group(self, shard)

@@ -15,8 +15,10 @@ __all__ = ["EVERY_OPTIMIZER", "OPTIMIZERS", "Optimizer", "Parameter", "State", "
 
 def load_optimizer(name: str) -> Optimizer:
     """Return the optimizer of that name. Raises InputError, with the known names, for any other."""
-    if name not in EVERY_OPTIMIZER:
+    try:
+        return EVERY_OPTIMIZER[name]
+    except KeyError:
         close = nearest(name, EVERY_OPTIMIZER, most=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise InputError(f"--optimizer {one_line(name)}: unknown; {hint}allowed: {', '.join(EVERY_OPTIMIZER)}")
-    return EVERY_OPTIMIZER[name]
+        allowed = ", ".join(EVERY_OPTIMIZER)
+        raise InputError(f"--optimizer {one_line(name)}: unknown; {hint}allowed: {allowed}") from None

@@ -10,7 +10,6 @@ from memcalc.core.collector import without_collections
 from memcalc.errors import InputError
 from memcalc.inputs.options import check_options
 from memcalc.report.changed import changed, shown
-from memcalc.report.costs_in_words import costs
 from memcalc.report.remedies import MORE_GPUS, Remedy, remedies
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ def advice(report: Report) -> list[Proposal]:
 
 
 def _proposal(before: Report, after: Report, flags: str) -> Proposal:
+    from memcalc.report.costs_in_words import costs
+
     saves = before.device - after.device
     verdict, numbers = after.verdict, (after.device, after.headroom, after.peak, saves)
     told = (None, False) if verdict is None else (verdict.answer, verdict.gives_back)

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from memcalc.report.advice import Proposal, advice
 from memcalc.report.folding import Folded
-from memcalc.report.verdict import EXPANDABLE
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
@@ -84,6 +83,8 @@ def _verdict(one: Proposal) -> str:
 
 def _missing(one: Proposal) -> str:
     if one.answer == "expandable":
+        from memcalc.report.verdict import EXPANDABLE
+
         return f"fits with {EXPANDABLE}"
     over = -(one.headroom or 0)
     return f"still {show_bytes(over)} too much" if over > 0 else "the memory left is less than the estimate's error"

@@ -9,8 +9,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from memcalc.estimation.report import PHASES
-from memcalc.hardware.cost import Unknown, step_time
-from memcalc.report.collectives import Numbers, add_words
 from memcalc.report.memory_table import titled
 from memcalc.units import show_bytes, show_seconds
 
@@ -23,9 +21,13 @@ _WIDE: Final = 90  # columns that the table needs with times; in fewer, a collec
 def communication_table(report: Report, width: int) -> list[RenderableType]:
     """Return the table of every collective, and a line that names the columns left out for the width."""
     table, timed = titled("Communication per step and GPU"), report.gpu is not None
+    from memcalc.report.collectives import Numbers
+
     numbers, left_out = Numbers(("ranks", "calls", "payload", "wire", *(["time"] if timed else []))), ""
     if width < _WIDE:
         numbers, left_out = numbers.that_fit(width)
+    from memcalc.report.collectives import add_words
+
     words_of = add_words(table, ("phase", "collective", "what"), on_one_line=width >= _WIDE)
     for name in numbers.names:
         table.add_column(name, justify="right", no_wrap=True)
@@ -33,6 +35,8 @@ def communication_table(report: Report, width: int) -> list[RenderableType]:
     def add(words: tuple[str, str, str], counts: tuple[str, str], sizes: tuple[int, int], time: str) -> None:
         cells = [*counts, *(show_bytes(size) for size in sizes), time]
         table.add_row(*words_of(words), *cells[: len(numbers.names)], style="" if words[1] else "bold")
+
+    from memcalc.hardware.cost import Unknown, step_time
 
     both = zip_longest(report.collectives, report.costs)
     for c, cost in sorted(both, key=lambda pair: PHASES.index(pair[0].phase)):
@@ -70,6 +74,8 @@ def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:
     """
     if report.gpu is None:
         return []
+    from memcalc.hardware.cost import Unknown, step_time
+
     unknown = [cost.missing for cost in report.costs if isinstance(cost, Unknown)]
     if unknown:
         return [Text(f"time: not known, because {unknown[0]}")]

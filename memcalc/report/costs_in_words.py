@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.hardware.cost import step_time
-from memcalc.pipelining.idle import idle_share
 from memcalc.registry import OF_DEEPSPEED, OPTIMIZERS
 from memcalc.units import MIB, show_bytes, show_flops, show_seconds
 
@@ -79,6 +78,8 @@ def _work(before: Report, after: Report) -> list[str]:
     again = after.flops["recomputation"] - before.flops["recomputation"]
     if again > 0:
         out.append(f"recomputes {show_flops(again)} (+{again / before.flops['total']:.0%})")
+    from memcalc.pipelining.idle import idle_share
+
     idle, waits = idle_share(before.setup), idle_share(after.setup)
     if waits > idle:
         out.append(f"a pipeline bubble of {waits:.0%} of the ideal time{f' instead of {idle:.0%}' if idle else ''}")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _PIECE: Final = re.compile(r"[^·+=:/,(.]*[·+=:/,(.]?")
 _WORD: Final = re.compile(r"\S+")
-_WIDE: Final = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
 _CLOSING: Final = frozenset("，。、；：？！）】》」』”’…,.;:?!)]%·")
 _OPENING: Final = frozenset("（【《「『“‘([")
 
@@ -39,7 +38,7 @@ class Folded:
 
 def lines_of(line: Text, console: Console, width: int) -> Iterator[Text]:
     """Yield a line in parts of at most `width` columns, without the spaces at their ends and without empty ones."""
-    if _WIDE.search(line.plain):
+    if _has_wide(line.plain):
         parts = line.divide(list(_line_starts(line.plain, width)))
     else:
         parts = with_breaks(line, width).wrap(console, width)
@@ -78,7 +77,14 @@ def _may_break(before: str, after: str) -> bool:
         return not (before.isspace() and after.isspace())
     if after in _CLOSING or before in _OPENING:
         return False
-    return bool(_WIDE.match(before) or _WIDE.match(after))
+    return _has_wide(before) or _has_wide(after)
+
+
+def _has_wide(text: str) -> bool:
+    """Tell whether a text has characters that take two columns each. Most texts have none that are so high."""
+    if not text or max(text) < "\u2e80":
+        return False
+    return any("\u2e80" <= c <= "\u9fff" or "\uf900" <= c <= "\ufaff" or "\uff00" <= c <= "\uff60" for c in text)
 
 
 def _cuts_within(unit: str, width: int) -> Iterator[int]:

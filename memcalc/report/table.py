@@ -10,21 +10,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from memcalc.report.advice_lines import advice_lines
-from memcalc.report.all_ranks import all_ranks_table
 from memcalc.report.answer import answer
 from memcalc.report.communication import communication_lines, communication_table
 from memcalc.report.communication_summary import communication_summary
-from memcalc.report.compute import compute_lines
 from memcalc.report.consoles import console_for
 from memcalc.report.defaults import default_lines
 from memcalc.report.folding import Folded
-from memcalc.report.host import host_lines
 from memcalc.report.memory_table import memory_table
 from memcalc.report.notes import notes
-from memcalc.report.per_layer import per_layer_table
-from memcalc.report.phases import phase_lines
-from memcalc.report.pipeline_lines import pipeline_lines
-from memcalc.report.rows_table import rows_table
 from memcalc.report.time import time_lines
 from memcalc.report.title import title
 
@@ -55,10 +48,16 @@ def print_report(
     with waiting("simulating the allocator"):
         parts = _first(report, console.width, verbose=verbose)
         if all_ranks:
+            from memcalc.report.all_ranks import all_ranks_table
+
             parts += ["", *all_ranks_table(report, console.width)]
         if per_layer:
+            from memcalc.report.per_layer import per_layer_table
+
             parts += ["", *per_layer_table(report, console.width)]
         if rows:
+            from memcalc.report.rows_table import rows_table
+
             parts += ["", *rows_table(report, console.width)]
     console.print(Group(*parts))  # before the search for advice, which may take longer than all else
     file.flush()
@@ -78,9 +77,22 @@ def _first(report: Report, width: int, *, verbose: bool) -> list[RenderableType]
 
         parts += layers_table(report, width, verbose=verbose)
     parts += memory_table(report, width, verbose=verbose)
-    parts += host_lines(report)
-    parts += [*(["", *phase_lines(report)] if verbose else []), *pipeline_lines(report)]
-    parts += compute_lines(report) if verbose else []
+    if report.host:
+        from memcalc.report.host import host_lines
+
+        parts += host_lines(report)
+    if verbose:
+        from memcalc.report.phases import phase_lines
+
+        parts += ["", *phase_lines(report)]
+    if report.setup.pp > 1:
+        from memcalc.report.pipeline_lines import pipeline_lines
+
+        parts += pipeline_lines(report)
+    if verbose:
+        from memcalc.report.compute import compute_lines
+
+        parts += compute_lines(report)
     if report.collectives and verbose:
         parts += ["", *communication_table(report, width), *communication_lines(report)]
     elif report.collectives:

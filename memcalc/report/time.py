@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.text import Text
 
 from memcalc.report.folding import Folded
-from memcalc.timing.kernels import Unknown
 from memcalc.units import show_seconds
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ def time_lines(report: Report) -> list[RenderableType]:
     if report.gpu is None or report.states_only:
         return []
     time = report.time
+    from memcalc.timing.kernels import Unknown
+
     if isinstance(time, Unknown):
         return [Folded(f"the time of a step is not known: {time.missing}")]
     per_gpu = time.tokens_per_second / report.setup.gpus
@@ -55,6 +56,8 @@ def _parts(time: StepTime) -> str:
 
 def time_notes(report: Report) -> list[str]:
     """Return why the document has no time, if a GPU is given."""
+    from memcalc.timing.kernels import Unknown
+
     if report.gpu is None or not isinstance(report.time, Unknown):
         return []
     return [f"the time of a step is not known: {report.time.missing}"]
@@ -63,6 +66,8 @@ def time_notes(report: Report) -> list[str]:
 def time_document(report: Report) -> dict[str, Any] | None:
     """Return the document's `time`; None without a GPU, or if a part of the time is not known."""
     time = report.time
+    from memcalc.timing.kernels import Unknown
+
     if isinstance(time, Unknown):
         return None
     return {

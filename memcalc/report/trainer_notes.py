@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.tasks.fine_tuned import packing_of
-
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
@@ -24,6 +22,8 @@ def _of_packing(report: Report) -> list[str]:
         "and 128 rows of the backward's sums each, and have fewer scores"
     )
     if setup.lengths is not None:
+        from memcalc.tasks.fine_tuned import packing_of
+
         how = packing_of(setup)
         return [
             f"packing: rows are counted as full, with {how.of_each} sequences each (rounded up); a token is in a sequence of "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
-from memcalc.kernels.liger_parts import chosen_parts
+from memcalc.optimizers import load_optimizer
 from memcalc.setup.refusals import check_fused_softmax, runs_gpt_model
 from memcalc.setup.tuning_checks import check_loss
 
@@ -88,8 +88,6 @@ def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | 
 
 def implementation_of(options: Options, engine: str) -> str:
     """Return the optimizer's implementation in torch: the given one, or the engine's default."""
-    from memcalc.optimizers import load_optimizer
-
     allowed = load_optimizer(options.optimizer).implementations
     given = options.optimizer_implementation
     if given is None:
@@ -211,6 +209,8 @@ def liger_of(options: Options, kernels: str, model: Model | None) -> str | None:
         if options.liger is not None:
             refuse("liger", options.liger, "a number of parameters has no layers; allowed: with --model")
         return None
+    from memcalc.kernels.liger_parts import chosen_parts
+
     return ",".join(chosen_parts(options.liger, model.model_type))
 
 

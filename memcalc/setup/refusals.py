@@ -10,10 +10,6 @@ from memcalc.core.dtypes import bf16, fp32
 from memcalc.families import supporting
 from memcalc.families.base.routed_checks import check_routed
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.layout.expert_parallel import expert_path
-from memcalc.layout.expert_parallel_checks import check_expert_parallel, check_split_experts
-from memcalc.layout.sequence_parallel import layers_mask, masks
-from memcalc.layout.tensor_parallel import split_dims
 from memcalc.optimizers import EVERY_OPTIMIZER
 from memcalc.setup.recompute_checks import check_gathers, check_recompute, check_recompute_layers
 
@@ -254,8 +250,12 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
     if model is not None and options.tp > 1:
         _check_tensor_parallel(options, model)
         if options.ep == 1:
+            from memcalc.layout.expert_parallel_checks import check_split_experts
+
             check_split_experts(options, model)
     if options.ep > 1:
+        from memcalc.layout.expert_parallel_checks import check_expert_parallel
+
         check_expert_parallel(options, model)
     if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
         why = "torch's clip_grad_norm_ cannot combine norms of two meshes, and weights that tp leaves whole are on another one"
@@ -296,6 +296,8 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
             options.tp,
             f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
         )
+    from memcalc.layout.tensor_parallel import split_dims
+
     split = split_dims(program, plan)
     named = {"heads": "attention heads", "kv_heads": "key/value heads"}
     sizes = {what: getattr(program, name).size for name, what in named.items() if name in split}
@@ -303,6 +305,8 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
         if size % options.tp:
             why = f"{model.name} has {size} {what}, and transformers' tensor parallelism does not split one"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+    from memcalc.layout.expert_parallel import expert_path
+
     if "moe_tp_experts" in plan.values() and options.ep == 1 and expert_path(program) is not None:
         width: int = program.experts.ffn.size
         unit = 16 // (fp32 if options.precision == "fp32" else bf16).itemsize  # check_valid_strides, GroupedMMUtils.h
@@ -339,6 +343,8 @@ def check_sequence_parallel(options: Options, seq_len: int, attention: str, mode
         refuse("padded", "on", f"with sequence parallelism {_MASK_OF_SHARD}; allowed: off")
     if attention == "eager":
         refuse("attention", attention, f"with sequence parallelism {_MASK_OF_SHARD}; allowed: sdpa")
+    from memcalc.layout.sequence_parallel import masks
+
     if masks(program, attention, seq_len):
         why = f"with sequence parallelism and the sliding window of {model.name}, {_MASK_OF_SHARD}"
         refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --no-sequence-parallel")
@@ -370,6 +376,8 @@ def check_context_parallel(options: Options, seq_len: int, attention: str, model
         refuse(
             "padded", "on", "DeepSpeed drops the padding mask of a sequence that ranks share; allowed: off, or --cp 1"
         )
+    from memcalc.layout.sequence_parallel import layers_mask
+
     if layers_mask(program, attention, seq_len):
         why = f"DeepSpeed drops the mask of a shared sequence, and {model.name or model.model_type} needs it for its window"
         refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --cp 1")

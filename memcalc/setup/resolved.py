@@ -5,17 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.inputs.options import TWO_CHUNKS, Options, refuse
-from memcalc.layout.context_parallel_checks import check_shared_sequences
-from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.optimizers import load_optimizer
-from memcalc.setup.auto_tp_checks import check_auto_tp
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
-from memcalc.setup.data_parallel_checks import check_data_parallel
 from memcalc.setup.engine_checks import check_engine_of_model
-from memcalc.setup.fsdp1_checks import check_fsdp1
 from memcalc.setup.fsdp1_options import fsdp1_options
 from memcalc.setup.generation_checks import with_generation
-from memcalc.setup.layers_checks import check_layers
 from memcalc.setup.methods import (
     attention_of,
     cp_comm_type_of,
@@ -47,13 +41,10 @@ from memcalc.setup.refusals import (
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
-from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
+from memcalc.setup.tensor_dims_checks import check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import overlap_comm_of, zero_plus_plus_of, zero_sizes
-from memcalc.tasks.neftune_checks import check_neftune
-from memcalc.tasks.offload_activations_checks import check_offloaded_activations
-from memcalc.tasks.packing_checks import check_lengths, check_packing
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
@@ -66,6 +57,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     options = with_adapters_of_trl(with_kernels_of_liger(options))
     check_engine_of_model(options, model)
     if model is not None and model.model_type == "layers":
+        from memcalc.setup.layers_checks import check_layers
+
         check_layers(options)
     options = with_generation(options, model, data_parallel_degree(options))
     model = None if model is None else tasked(model, options)
@@ -82,16 +75,28 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_offload(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
     if options.autotp:
+        from memcalc.setup.auto_tp_checks import check_auto_tp
+
         check_auto_tp(options, engine, model)
     if options.offload_activations != "none":
+        from memcalc.tasks.offload_activations_checks import check_offloaded_activations
+
         check_offloaded_activations(options, engine, model)
     if options.neftune_alpha is not None:
+        from memcalc.tasks.neftune_checks import check_neftune
+
         check_neftune(options, engine, model)
     if options.packing:
+        from memcalc.tasks.packing_checks import check_packing
+
         check_packing(options, engine, precision, model)
     if options.lengths is not None:
+        from memcalc.tasks.packing_checks import check_lengths
+
         check_lengths(options, seq_len)
     if engine == "colossalai":
+        from memcalc.setup.tensor_dims_checks import check_colossalai
+
         check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
     if engine == "megatron":
@@ -103,10 +108,14 @@ def resolve(options: Options, model: Model | None) -> Setup:
     if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
         check_sequence_parallel(options, seq_len, str(attention), model)
     if engine == "fsdp2" and min(options.tp, options.ep) > 1 and seq_len is not None:
+        from memcalc.layout.expert_parallel_checks import check_token_slices
+
         check_token_slices(options, seq_len)
     if engine == "deepspeed" and options.cp > 1 and model is not None and seq_len is not None:
         check_context_parallel(options, seq_len, str(attention), model)
     if engine == "fsdp2" and options.cp > 1 and model is not None and seq_len is not None:
+        from memcalc.layout.context_parallel_checks import check_shared_sequences
+
         check_shared_sequences(options, precision, seq_len, str(attention), model)
     implementation = implementation_of(options, engine)
     shard_group = _shard_group(options, dp, engine)
@@ -269,8 +278,12 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     if engine == "fsdp2":
         check_fsdp2(options, model)
     if engine == "fsdp1":
+        from memcalc.setup.fsdp1_checks import check_fsdp1
+
         check_fsdp1(options, model, dp)
     if engine == "data-parallel":
+        from memcalc.setup.data_parallel_checks import check_data_parallel
+
         check_data_parallel(options, model)
     if engine == "parameter-server":
         check_parameter_server(options, model)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.layout.tensor_dims.grid import Grid, grid_of, near
 
 if TYPE_CHECKING:
     from memcalc.families.base.architecture import Architecture
     from memcalc.inputs.model import Model
+    from memcalc.layout.tensor_dims.grid import Grid
 
 _SHAPES = {"2": "q²", "2.5": "d·q²", "3": "l³"}
 
@@ -25,6 +25,8 @@ def check_grid(options: Options) -> None:
     if options.engine not in (None, "colossalai"):
         why = f"{options.engine} cuts tensors in one dimension"
         refuse("tp_dims", dims, f"{why}; allowed: 1, or --engine colossalai")
+    from memcalc.layout.tensor_dims.grid import grid_of, near
+
     if grid_of(dims, ranks, depth) is None:
         shape = f"{depth}·q²" if depth is not None else _SHAPES[dims]
         allowed = " or ".join(f"--tp {n}" for n in near(dims, ranks, depth))
@@ -35,12 +37,18 @@ def check_grid(options: Options) -> None:
 
 def tp_depth_of(options: Options) -> int | None:
     """Return the number of squares in two and a half dimensions; None in others."""
-    grid = grid_of(options.tp_dims, options.tp, options.tp_depth) if options.tp_dims == "2.5" else None
+    if options.tp_dims != "2.5":
+        return None
+    from memcalc.layout.tensor_dims.grid import grid_of
+
+    grid = grid_of(options.tp_dims, options.tp, options.tp_depth)
     return None if grid is None else grid.depth
 
 
 def check_colossalai(options: Options, precision: str, seq_len: int | None, model: Model | None) -> None:
     """Raise InputError for what Colossal-AI's layers or its training loop do not do, or what is not modelled of them."""
+    from memcalc.layout.tensor_dims.grid import grid_of
+
     grid = grid_of(options.tp_dims, options.tp, options.tp_depth)
     assert grid is not None
     if options.tp == 1:

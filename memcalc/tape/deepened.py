@@ -67,7 +67,7 @@ class _Deepening(Unrolling):
         events, place = self.events_of[piece.segment + 1], piece.start
         for event in events:
             place = self._up_to(event.place, place, piece, near=near)
-            moved = self.depth.moved(event, piece)._replace(place=len(self.log), segment=len(self.segments) - 1)
+            moved = self.depth.moved(event, piece, len(self.log), len(self.segments) - 1)
             if isinstance(moved, Ready) and isinstance(event, Ready):
                 # the block goes on under the next number: two entries of the log
                 moved = moved._replace(after=len(self.log) + event.after - event.place, block=len(self.blocks))
@@ -102,23 +102,25 @@ class _Deepening(Unrolling):
         renames = self.renames[bisect_left(self.renames, start) : bisect_left(self.renames, end)]
         self.renamed_at.update(len(log) + place - start for place in renames)
         reals: dict[int | None, int | None] = {None: None}
+        number = len(blocks)
         for event in run.log[start:end]:
-            block = event if event >= 0 else ~event
-            period, name = names[block]
+            period, name = names[event if event >= 0 else ~event]
             if period not in reals:
                 reals[period] = self.real_of(period, piece)
             real = reals[period]
             key = real, name
             if event < 0:
-                if key not in live:
+                alive = live.pop(key, None)
+                if alive is None:
                     raise NotPeriodic(f"{key} is not there")
-                log.append(~live.pop(key))
+                log.append(~alive)
                 continue
             if key in live:
                 raise NotPeriodic(f"{key} is there twice")
-            live[key] = len(blocks)
-            log.append(len(blocks))
-            row = run.rows[block]
+            live[key] = number
+            log.append(number)
+            number += 1
+            row = run.rows[event]
             if real != period:
                 shape, dtype, component, scope, called, layer = row
                 assert layer is not None and real is not None and period is not None
@@ -150,8 +152,7 @@ def _of_all_layers(work: Sequence[_Kernel], periods: Periods) -> Iterator[_Kerne
         period = periods.of(one.layer)
         if one.layer is None or period is None or period < LATE:
             yield one
-        elif period > LATE:
-            yield one._replace(layer=one.layer + periods.more * periods.length)
         else:
-            for more in range(periods.more + 1):
-                yield one._replace(layer=one.layer + more * periods.length)
+            of, where, layer = type(one), one._fields.index("layer"), one.layer
+            for more in (periods.more,) if period > LATE else range(periods.more + 1):
+                yield of._make((*one[:where], layer + more * periods.length, *one[where + 1 :]))

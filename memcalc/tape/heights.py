@@ -60,6 +60,8 @@ class _Kept:
 class _Raised:
     """The tape, raised by the engine's bytes. As an `Out` it receives what the engine does."""
 
+    takes_sent = False
+
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.place = 0
@@ -115,7 +117,8 @@ class _Raised:
 
     def change(self, by: int) -> None:
         self.extra += by
-        self.highest = max(self.highest, self.extra)
+        if self.extra > self.highest:
+            self.highest = self.extra
 
     def block(self, name: str, dim: str, elements: int, dtype: DType) -> _Block:
         return _Block(self, elements * dtype.itemsize)
@@ -137,8 +140,10 @@ class _Raised:
 
     def _within(self, phase: range) -> list[int]:
         found: set[int] = set()
+        highest, first, stop = self.tape.highest, phase.start, phase.stop
         for start, end, extra in self.ranges:
-            stretches = range(max(start, phase.start), min(end, phase.stop))
-            found.update([top + extra for top in self.tape.highest(stretches)])
+            start, end = max(start, first), min(end, stop)
+            if start < end:
+                found.update([top + extra for top in highest(start, end)])
         found.update([self.tape.at[place] + extra for place, extra in self.points if place in phase])
         return undominated(found)

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
+def peaks(run: Trace, sizes: Sequence[int] | None = None) -> tuple[dict[int, int], dict[int, int], int, int]:
     """Return the local maxima of forward and of backward, as amounts with their places in the log, and the amounts at
     the end of each phase.
 
     A local maximum is an allocation followed by a free or by another segment. Maxima within the middle layers are left
-    out: they lie between those of their neighbours.
+    out: they lie between those of their neighbours. `sizes` are the amounts of the blocks, if they are not their own.
     """
-    sizes = _sizes(run)
+    sizes = sizes_of(run) if sizes is None else sizes
     early, late, more = run.middle
     begins = _begins(run)
     turns = run.turns()
@@ -62,7 +62,7 @@ def peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
     return found["forward"], found["backward"], saved, live + more * extra
 
 
-def _sizes(run: Trace) -> list[int]:
+def sizes_of(run: Trace) -> list[int]:
     """Return the amount of each block. A block of the repeated micro-batch counts once for every micro-batch that it
     stands for."""
     sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]

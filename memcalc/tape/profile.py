@@ -18,24 +18,25 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 
 from memcalc.core.amounts import bytes_of, undominated
 from memcalc.core.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.core.dtypes import DType, fp32
 from memcalc.core.passes import passes
-from memcalc.core.rows import Component, Row
 from memcalc.core.selective import Policy
 from memcalc.core.tensor import Memory
 from memcalc.families.base.module import Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
-from memcalc.tape.kernels import Pass, Product, passes_of, products_of
-from memcalc.tape.peaks import peaks, within
+from memcalc.tape.census import blocks_that_stay, rows_alive, saved_blocks
 from memcalc.tape.runs import NO_MIDDLE, Middle, Trace
 
 if TYPE_CHECKING:
+    from memcalc.core.dims import Dim
+    from memcalc.core.rows import Row
     from memcalc.families.base.program import Program
     from memcalc.families.base.replacing import Hooks
+    from memcalc.tape.kernels import Pass, Product
 
 
 class HooksOf(Protocol):
@@ -44,7 +45,6 @@ class HooksOf(Protocol):
     def start(self, run: Run) -> Hooks: ...
 
 
-@runtime_checkable
 class Resizable(HooksOf, Protocol):
     """An engine whose runs differ from those of `alike` only in the sizes of its own blocks."""
 
@@ -54,6 +54,15 @@ class Resizable(HooksOf, Protocol):
     def resized(self, run: Trace) -> Trace:
         """Return the run of `alike` with the sizes of this engine."""
         ...
+
+    def sized(self, dim: Dim) -> Dim:
+        """Return a resizable dim of the run of `alike` as this engine has it."""
+        ...
+
+
+def is_resizable(hooks: HooksOf | None) -> TypeGuard[Resizable]:
+    """Tell whether an engine's runs can be resized. `isinstance` with a protocol takes longer than a whole estimate."""
+    return hasattr(hooks, "resized")
 
 
 class Choices(NamedTuple):
@@ -96,10 +105,12 @@ class Profile:
     them."""
 
     def __init__(self, run: Trace) -> None:
+        from memcalc.tape.peaks import peaks
+
         forward, backward, saved, left = peaks(run)
         self.run = run
-        self.forward = _moments(forward)
-        self.backward = _moments(backward)
+        self.forward = moments_of(forward)
+        self.backward = moments_of(backward)
         self.saved = Moment(*bytes_of(saved), run.forward_end)
         self.left = Moment(*bytes_of(left), len(run.log))
         """The moment after backward. Modules may keep more than parameters and buffers then, and so may a graph that
@@ -114,7 +125,9 @@ class Profile:
     @cached_property
     def reference(self) -> tuple[Moment, ...]:
         """Return the moments of forward in which a reference model runs."""
-        return _moments(peaks(within(self.run, self.run.of_reference))[0])
+        from memcalc.tape.peaks import peaks, within
+
+        return moments_of(peaks(within(self.run, self.run.of_reference))[0])
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -123,7 +136,7 @@ class Profile:
     def rows(self, moment: Moment) -> list[Row]:
         """Return the rows alive at a moment, one row for equal blocks of all layers."""
         if moment.place not in self._rows:
-            self._rows[moment.place] = _collapse(self.run, moment.place, *self._stay)
+            self._rows[moment.place] = rows_alive(self.run, moment.place, *self._stay)
         return self._rows[moment.place]
 
     def saved_by(self, layers: range) -> Poly:
@@ -139,17 +152,21 @@ class Profile:
     @cached_property
     def products(self) -> Counter[Product]:
         """Return the products of matrices at the real depth, each with its number."""
+        from memcalc.tape.kernels import products_of
+
         return products_of(self.run)
 
     @cached_property
     def passes(self) -> list[Pass]:
         """Return the other kernels at the real depth."""
+        from memcalc.tape.kernels import passes_of
+
         return passes_of(self.run)
 
     @cached_property
     def _stay(self) -> tuple[set[int], set[int]]:
         """Return the blocks that forward leaves for backward, and those alive when the run is over."""
-        return _saved(self.run), _stays(self.run)
+        return saved_blocks(self.run), blocks_that_stay(self.run)
 
 
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
@@ -300,7 +317,7 @@ def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> T
 def profile_of_steps(run: Trace) -> Profile:
     """Return the profile of a run of several micro-batches. `saved` is the end of the forward that leaves most
     bytes."""
-    early, copies, saved = run.middle.early, run.copies(), _saved(run) - _stays(run)
+    early, copies, saved = run.middle.early, run.copies(), saved_blocks(run) - blocks_that_stay(run)
     sizes = [
         numel(row.shape)[0] * row.dtype.itemsize * run.times(row, early) * (1 + run.repeated.more if i in copies else 1)
         if row.component == "activation" and i in saved
@@ -315,111 +332,6 @@ def profile_of_steps(run: Trace) -> Profile:
     return Profile(run._replace(forward_end=forward_end))
 
 
-def _moments(peaks: dict[int, int]) -> tuple[Moment, ...]:
+def moments_of(peaks: dict[int, int]) -> tuple[Moment, ...]:
     """Return the moments that no other one exceeds, for every batch, seq and weight of gradients."""
     return tuple(Moment(*bytes_of(live), peaks[live]) for live in undominated(peaks))
-
-
-def _alive(run: Trace, place: int) -> set[int]:
-    """Return the blocks alive just before `place` in the log."""
-    alive: set[int] = set()
-    for event in run.log[:place]:
-        if event >= 0:
-            alive.add(event)
-        else:
-            alive.discard(~event)
-    return alive
-
-
-class _Kind(NamedTuple):
-    """A kind of blocks that one row stands for."""
-
-    component: Component
-    name: str
-    shape: Shape
-    dtype: DType
-
-
-def _saved(run: Trace) -> set[int]:
-    """Return the blocks that a forward leaves for its backward."""
-    if not run.forward_ends:
-        return _alive(run, run.forward_end)
-    ends, phases = set(run.forward_ends), {place: phase for place, phase, _ in run.segments}
-    of_this: set[int] = set()
-    saved: set[int] = set()
-    phase = ""
-    for place, event in enumerate(run.log):
-        if place in ends:
-            saved |= of_this
-            of_this = set()
-        phase = phases.get(place, phase)
-        if event < 0:
-            of_this.discard(~event)
-        elif phase == "forward":  # a gradient that waits to be sent is not saved
-            of_this.add(event)
-    return saved
-
-
-def _stays(run: Trace) -> set[int]:
-    """Return the blocks alive when the run is over.
-
-    After a step of several micro-batches they also have their numbers from before they were renamed: a loss is renamed
-    when the caller gets it.
-    """
-    out = _alive(run, len(run.log))
-    if run.forward_ends:
-        begun = [place for place, phase, _ in run.segments if not phase]  # micro-batches after the first
-        out = out.union(*(_alive(run, place) for place in begun))
-        out |= {~run.log[place] for place in run.renamed if run.log[place + 1] in out}
-    return out
-
-
-def _census(run: Trace, place: int, saved: set[int], left: set[int]) -> Counter[_Kind]:
-    """Count the blocks of each kind that are alive.
-
-    A block that is alive at the end of forward too is a saved activation. A block that is alive at the end of backward
-    counts as a buffer.
-    """
-    away, copies = run.away(place), run.copies()
-    out: Counter[_Kind] = Counter()
-    for i in sorted(_alive(run, place)):
-        row = run.rows[i]
-        times = run.times(row, away) * (1 + run.repeated.more if i in copies else 1)
-        if row.component == "gradients":
-            out[_Kind("gradients", row.name, row.shape, row.dtype)] += times
-        elif row.component == "activation":
-            component = "buffers" if i in left else "saved_activations" if i in saved else "temporaries"
-            out[_Kind(component, row.label, row.shape, row.dtype)] += times
-        elif row.component == "gathered":
-            out[_Kind("buffers", row.label, row.shape, row.dtype)] += times
-    return out
-
-
-_LIVES: Final[dict[str, str]] = {
-    "gradients": "backward to step",
-    "saved_activations": "forward to backward",
-    "temporaries": "within the phase",
-    "buffers": "kept after backward",
-}
-
-
-def _source(run: Trace, component: Component) -> str:
-    if run.source:
-        return run.source
-    return "torch/csrc/autograd/functions/accumulate_grad.cpp" if component == "gradients" else run.kernels.source
-
-
-def _collapse(run: Trace, place: int, saved: set[int], left: set[int]) -> list[Row]:
-    return [
-        Row(
-            kind.component,
-            kind.name,
-            kind.shape,
-            kind.dtype,
-            count,
-            _LIVES[kind.component],
-            basis="traced" if run.source else run.kernels.basis,
-            source=_source(run, kind.component),
-        )
-        for kind, count in _census(run, place, saved, left).items()
-    ]

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 class Out(Protocol):
     """The run that an engine acts over, as it goes on. A block of the engine is freed when its last reference goes."""
 
+    takes_sent: bool
+    """False if `send` does nothing."""
+
     def reach(self, place: int) -> None:
         """Let the run go on up to this place."""
         ...
@@ -85,6 +88,8 @@ def rewritten(run: Trace, engine: OverRun) -> Trace:
 class Rewriting:
     """A log that is being written again: events of the old log are copied, the engine's blocks come between them."""
 
+    takes_sent = True
+
     def __init__(self, run: Trace) -> None:
         self.run = run
         self.memory = Memory()
@@ -93,9 +98,8 @@ class Rewriting:
         """Block of the old log -> its number in the new one."""
         self._copied: list[int] = []
         """The place in the new log of each event of the old one."""
-        self._reached: list[int] = [0]
-        """The length of the new log when each event of the old one was reached. A segment begins before the engine's
-        blocks."""
+        self._left_out: set[int] = set()
+        """The places in the old log of the frees that are not copied, as the engine refers to the block."""
         self._held: dict[int, bool] = {}
         """The blocks that the engine refers to; True if the old log has freed them."""
         self._sent = 0
@@ -103,18 +107,30 @@ class Rewriting:
 
     def reach(self, place: int) -> None:
         """Copy the old log up to this place."""
-        log, rows = self.memory.log, self.memory.rows
-        for event in self.run.log[len(self._copied) : place]:
-            self._copied.append(len(log))
+        copied, held, new = self._copied, self._held, self._new
+        if place <= len(copied):
+            return
+        log, rows, old = self.memory.log, self.memory.rows, self.run.rows
+        number, at = len(rows), len(log)
+        for event in self.run.log[len(copied) : place]:
+            copied.append(at)
             if event >= 0:
-                self._new[event] = len(rows)
-                log.append(len(rows))
-                rows.append(self.run.rows[event])
-            elif ~event in self._held:
-                self._held[~event] = True
+                new[event] = number
+                log.append(number)
+                rows.append(old[event])
+                number += 1
+            elif ~event in held:
+                held[~event] = True
+                self._left_out.add(len(copied) - 1)
+                continue
             else:
-                log.append(~self._new[~event])
-            self._reached.append(len(log))
+                log.append(~new[~event])
+            at += 1
+
+    def _reached(self, place: int) -> int:
+        """Return the length of the new log when a place of the old one was reached. A segment begins before the engine's
+        blocks."""
+        return 0 if not place else self._copied[place - 1] + (place - 1 not in self._left_out)
 
     def send(self, sent: Sent, after: int) -> None:
         self._copy_sent(after)
@@ -149,8 +165,8 @@ class Rewriting:
         return run._replace(
             log=list(memory.log),
             rows=memory.rows,
-            segments=[(reached[place], phase, layer) for place, phase, layer in run.segments],
-            forward_end=reached[run.forward_end],
+            segments=[(reached(place), phase, layer) for place, phase, layer in run.segments],
+            forward_end=reached(run.forward_end),
             sent=tuple(memory.sent),
             sent_at=tuple(self._sent_at),
             renamed=frozenset(self._copied[place] for place in run.renamed),

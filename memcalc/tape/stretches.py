@@ -8,7 +8,7 @@ real depth.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.amounts import amount, undominated
@@ -50,16 +50,23 @@ class Tape:
         """The gradients in the order in which they are ready. `block` of a Ready is an index into this list."""
         self.forward, self.backward = forward, backward
         self._joined: dict[tuple[int, int], list[int]] = {}
+        self._highest: dict[tuple[int, int], list[int]] = {}
 
-    def highest(self, stretches: range) -> Iterator[int]:
-        """Yield the amounts within these stretches that could be a peak."""
-        start, stop = stretches.start, stretches.stop
-        while start < stop:
-            size = start & -start or stop
-            while start + size > stop:
-                size = 1 << size.bit_length() - 2
-            yield from self._of(start, size)
-            start += size
+    def highest(self, start: int, end: int) -> Sequence[int]:
+        """Return the amounts within the stretches from `start` to `end` that could be a peak."""
+        if end - start == 1:
+            return self.tops[start]
+        key = start, end
+        if key not in self._highest:
+            out: list[int] = []
+            while start < end:
+                size = start & -start or end
+                while start + size > end:
+                    size = 1 << size.bit_length() - 2
+                out += self._of(start, size)
+                start += size
+            self._highest[key] = out
+        return self._highest[key]
 
     def _of(self, start: int, size: int) -> Sequence[int]:
         """Return the undominated amounts of `size` stretches from `start` on; `size` is a power of two."""
@@ -204,7 +211,7 @@ class _Writing:
             self.tops.append(tops)
         index = {place: first + i for i, place in enumerate(segment.places)}
         for event in segment.events:
-            moved = self.depth.moved(event, piece)._replace(place=index[event.place])
+            moved = self.depth.moved(event, piece, index[event.place], event.segment)
             if isinstance(moved, Ready):
                 if moved.block in self.open:
                     raise NotPeriodic("a gradient of one period is there when that of the next one is ready")
@@ -307,27 +314,27 @@ class Depth:
         for i, (where, _elements) in enumerate(weights):
             self.alike.setdefault(self._in_the_run(where), []).append(i)
 
-    def moved(self, event: Event, piece: Piece) -> Event:
-        """Return the event as a piece has it, except for its place. Raises NotPeriodic if the event is about a middle
-        layer that is no neighbour."""
+    def moved(self, event: Event, piece: Piece, place: int, segment: int) -> Event:
+        """Return the event as a piece has it, at another place of another segment. Raises NotPeriodic if the event is about a
+        middle layer that is no neighbour."""
         if not self.periods.more:
-            return event
+            return event._replace(place=place, segment=segment)
         if isinstance(event, Begins):
-            within = event.within
+            _, _, visited, forward, phase, within, sent = event
             if within is not None:
                 where = within.module and self._layer(within.module, piece)
                 within = within._replace(number=self._number(within.number, piece), module=where)
-            return event._replace(visited=self._visited(event.visited, piece), within=within)
+            return Begins(place, segment, self._visited(visited, piece), forward, phase, within, sent)
         if isinstance(event, Ends):
-            return event._replace(visited=self._visited(event.visited, piece))
+            return Ends(place, segment, self._visited(event.visited, piece), event.forward, event.sent)
         if isinstance(event, Over):
-            return event
+            return Over(place, segment, event.sent)
         if isinstance(event, LetsGo):
-            return event._replace(number=self._number(event.number, piece))
+            return LetsGo(place, segment, self._number(event.number, piece))
         parameter = self.places[self._layer(self.noted.weights[event.parameter], piece)]
         if isinstance(event, Holds):
-            return event._replace(number=self._number(event.number, piece), parameter=parameter)
-        return event._replace(parameter=parameter)
+            return Holds(place, segment, self._number(event.number, piece), parameter)
+        return Ready(place, segment, event.after, event.block, parameter, event.sent)
 
     def _number(self, number: int, piece: Piece) -> int:
         """Return the number of a checkpoint or a reference. Each of the periods that the late one stands for has its

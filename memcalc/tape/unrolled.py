@@ -75,24 +75,31 @@ def _as_it_is(run: Trace) -> Unrolled:
     gradients: dict[int, None] = {}
     segments: list[tuple[int, str, int | None]] = []
     backward = renamed = -1
+    held = [_held(row.component) for row in run.rows]
+    is_gradient = [row.component == "gradients" for row in run.rows]
+    is_renamed, forward_end, count = run.renamed, run.forward_end, 0
+    follows = False  # the event right after a renamed one
     for (start, phase, layer), (end, _, _) in pairwise([(0, "", None), *run.segments, (len(run.log), "", None)]):
         segments.append((len(log), phase, layer))
         for place, event in enumerate(run.log[start:end], start):
-            if place == run.forward_end:
+            if place == forward_end:
                 backward = len(log)
-            if place in run.renamed:
+            if place in is_renamed:
                 renamed = number.pop(~event, -1)
-            elif place - 1 in run.renamed:
+                follows = True
+            elif follows:
+                follows = False
                 _rename(run, number, event, renamed, log)
-                if run.rows[event].component == "gradients":
+                if is_gradient[event]:
                     gradients[renamed] = None
             elif event >= 0:
-                if not _held(run.rows[event].component):
-                    number[event] = len(rows)
-                    log.append(len(rows))
+                if not held[event]:
+                    number[event] = count
+                    log.append(count)
                     rows.append(event)
-                    if run.rows[event].component == "gradients":
-                        gradients[number[event]] = None
+                    if is_gradient[event]:
+                        gradients[count] = None
+                    count += 1
             elif ~event in number:
                 log.append(~number.pop(~event))
     return Unrolled(log, rows, backward, tuple(gradients), segments, [])

@@ -10,7 +10,7 @@ import pytest
 
 import memcalc
 from memcalc.families import FAMILIES
-from memcalc.families.base.program import pattern_of
+from memcalc.families.base.stack import pattern_of
 
 TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8}
 

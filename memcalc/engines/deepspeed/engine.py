@@ -20,14 +20,10 @@ from memcalc.core.dtypes import DType, boolean, fp32, fp64
 from memcalc.core.ops.matmul import linear
 from memcalc.core.rows import Row, shard
 from memcalc.engines.base.holdings import Flush, Holdings, input_rows, state_rows, step_temporaries, weight_rows
-from memcalc.engines.deepspeed import extended
 from memcalc.engines.deepspeed.collectives import collectives, textbook
-from memcalc.engines.deepspeed.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.deepspeed.notes import NoteGradients, NoteModules
 from memcalc.engines.deepspeed.order import order_of
 from memcalc.engines.deepspeed.sub_groups import persistent, sub_groups_of
-from memcalc.engines.deepspeed.zero1_reduction import Reducing, most_while_reducing
-from memcalc.engines.deepspeed.zero2_step import SECOND_BUCKET, ZeRO1, ZeRO2
 from memcalc.engines.deepspeed.zero3_leaves import leaf_modules
 from memcalc.engines.deepspeed.zero3_linear import zero3_linear
 from memcalc.engines.deepspeed.zero3_step import Untraced, ZeRO3, alike_ranks
@@ -74,6 +70,7 @@ from memcalc.optimizers import Parameter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memcalc.engines.deepspeed.zero1_reduction import Reducing
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
@@ -83,7 +80,11 @@ __all__ = ["collectives", "holdings", "textbook"]
 def holdings(model: Model, setup: Setup) -> Holdings:
     """Return what a rank holds. Weights are cast, buffers stay as loaded (engine.py, _cast_module_mixed_precision)."""
     stages = {0: _stage_0, 3: _stage_3}
-    stage = extended.stages_1_2 if setup.offloads and setup.zero < 3 else stages.get(setup.zero, _stages_1_2)
+    stage = stages.get(setup.zero, _stages_1_2)
+    if setup.offloads and setup.zero < 3:
+        from memcalc.engines.deepspeed import extended
+
+        stage = extended.stages_1_2
     held = with_own_optimizer(model, setup, stage(model, setup))
     return held._replace(buffer_dtype=fp32, others=tuple(one._replace(buffer_dtype=fp32) for one in held.others))
 
@@ -105,7 +106,11 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # FusedAdam counts steps in Python
         step = max(_casts(model, setup, step), key=nbytes_of)
         if setup.tp * setup.cp > 1:
+            from memcalc.engines.deepspeed.masked_norm import kept_ranges
+
             always.append(kept_ranges(model))
+            from memcalc.engines.deepspeed.masked_norm import masked_norm
+
             step = max(step, masked_norm(model), key=nbytes_of)
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
@@ -181,6 +186,8 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     size = setup.reduce_bucket_size
     assert size is not None
     bucket = block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "backward", STAGE_12)
+    from memcalc.engines.deepspeed.zero2_step import SECOND_BUCKET
+
     second = (bucket._replace(name=SECOND_BUCKET),) if setup.overlap_comm else ()
     step = max((step_of(owned, setup) for owned in dict.fromkeys(partitions(model, ranks))), key=nbytes_of)
     if setup.zero == 1:
@@ -202,6 +209,8 @@ def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdi
     size = setup.reduce_bucket_size
     assert size is not None
     accumulated = _accumulated_2(setup, own)
+    from memcalc.engines.deepspeed.zero2_step import ZeRO2
+
     over = ZeRO2(setup.compute_dtype, size, bool(setup.overlap_comm), flat(model, setup.shards), own, sent_dtype(setup))
     order = order_of(model, setup, _around(model, setup), own)
     backward = (*accumulated, _scaled_loss(model, setup, 2))
@@ -246,9 +255,13 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
+    from memcalc.engines.deepspeed.zero1_reduction import most_while_reducing
+
     own, most = most_while_reducing(model, setup)
     reducing = _rows_of(setup, most, own_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
+    from memcalc.engines.deepspeed.zero2_step import ZeRO1
+
     comes_later, how = not earlier and not model.program.source, ZeRO1(setup.compute_dtype, setup.reduce_bucket_size)
     held = (bucket,) if not comes_later else ()
     return Holdings(
@@ -329,6 +342,8 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     over = ZeRO3(alike, dtype, thresholds, size, sent, experts, expert_ranks, frozen(model))
     hooked = held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)))
     if setup.offloads or setup.is_zero_plus_plus:
+        from memcalc.engines.deepspeed import extended
+
         return extended.stage_3(model, setup, hooked, kept, over._replace(ranks=ranks))
     return hooked._replace(over=over, order=order_of(model, setup, _around(model, setup), untraced=Untraced(over)))
 

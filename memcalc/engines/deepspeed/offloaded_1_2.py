@@ -26,7 +26,6 @@ from memcalc.engines.deepspeed.zero_layout import (
     Owned,
     Slices,
     buckets_before_exceeding,
-    copied,
     flat,
     flat_elements,
     groups_of,
@@ -219,7 +218,7 @@ def _leaving(model: Model, setup: Setup, owned: Owned) -> Iterator[Leaves]:
         large = [i for i in bucket if sizes[i] > most]
         yield Leaves(waiting, norms=norms, cloned=max((sizes[i] for i in large), default=0))
         waiting -= sum(sizes[i] for i in bucket if sizes[i] <= most)
-        yield Leaves(waiting, copied(layout.all_reduces(places, most), dtype, sent), norms=norms)
+        yield Leaves(waiting, layout.copies(places, most, dtype, sent), norms=norms)
         for i, place in zip(bucket, places, strict=True):
             if place in slices:
                 norms += 1

@@ -114,15 +114,18 @@ class Visits:
 
     def backward_begins(self, nodes: Iterable[Node]) -> None:
         """Count the nodes of each visit that backward will run."""
+        own: dict[Visit, int] = {}
         for node in nodes:
             visit: Any = node.visit
-            if isinstance(node, Leaf):
+            if visit is None or isinstance(node, Leaf):
                 continue
-            feeds = {other.visit for other, _ in node.edges if other is not None and not isinstance(other, Leaf)}
-            feeds.discard(visit)  # most are: from inside the visit, and so inside all around it
+            own[visit] = own.get(visit, 0) + 1
+            for other, _ in node.edges:  # most come from inside the visit, and so from inside all around it
+                if other is not None and other.visit is not visit and not isinstance(other, Leaf):
+                    _comes_from(other.visit, visit)
+        for visit, count in own.items():
             while visit is not None:
-                visit.waiting += 1
-                visit.from_outside = visit.from_outside or any(not _within(other, visit) for other in feeds)
+                visit.waiting += count
                 visit = visit.outer
 
     def before(self, node: Node) -> None:
@@ -154,6 +157,13 @@ class Visits:
             if visit.from_outside:
                 self.ends(visit, False)
         self.over.clear()
+
+
+def _comes_from(other: Visit | None, visit: Visit | None) -> None:
+    """Note an input that a visit, and those around it, have from another visit outside."""
+    while visit is not None:
+        visit.from_outside = visit.from_outside or not _within(other, visit)
+        visit = visit.outer
 
 
 def _within(inner: Visit | None, visit: Visit) -> bool:

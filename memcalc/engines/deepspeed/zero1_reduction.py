@@ -12,7 +12,6 @@ from memcalc.engines.deepspeed.zero_layout import (
     Flat,
     Owned,
     buckets_before_exceeding,
-    copied,
     flat,
     partitions,
     reduced_in_order,
@@ -23,7 +22,7 @@ from memcalc.engines.deepspeed.zero_layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from memcalc.core.dtypes import DType
     from memcalc.inputs.model import Model
@@ -52,8 +51,9 @@ def buckets_in_order(model: Model, layout: Flat, most: int) -> list[list[int]]:
     return [[order[k] for k in bucket] for bucket in buckets_before_exceeding([sizes[i] for i in order], most)]
 
 
-def _reducing(model: Model, setup: Setup) -> Iterator[tuple[Owned, Reducing]]:
-    """Yield the moments of the reduction of a bucket, and right after it, on every rank, with the rank's partitions.
+def most_while_reducing(model: Model, setup: Setup) -> tuple[Owned, Reducing]:
+    """Return the moment with most bytes over all ranks and buckets, and the partitions of its rank. The moments are those while
+    a bucket is reduced, and right after it.
 
     A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
     gradients are copied out or, on other ranks, until the reduction is over.
@@ -64,23 +64,39 @@ def _reducing(model: Model, setup: Setup) -> Iterator[tuple[Owned, Reducing]]:
     buckets = buckets_in_order(model, layout, most)
     dtype, sent = setup.compute_dtype, sent_dtype(setup)
     large = [sum(sizes[i] for i in bucket if sizes[i] > most) for bucket in buckets]
-    small = [sum(sizes[i] for i in bucket) - n for bucket, n in zip(buckets, large, strict=True)]
     ordered = [[layout.order[i] for i in bucket] for bucket in buckets]
-    copies = [copied(layout.all_reduces(places, most), dtype, sent) for places in ordered]
-    for own in dict.fromkeys(partitions(model, ranks)):
-        owned, waiting = 0, sum(sizes[i] for bucket in buckets for i in bucket)
-        for i, places in enumerate(ordered):
-            waiting -= small[i]
-            yield own, Reducing(waiting, owned, copies[i])
-            if any(part.touches(places) for part in own):
+    bucket_of = {place: i for i, places in enumerate(ordered) for place in places}
+    copies = [layout.copies(places, most, dtype, sent) for places in ordered]
+    waiting = list(_left_after(buckets, sizes, large))
+    heights = [n * dtype.itemsize + made.nbytes(dtype, sent) for n, made in zip(waiting, copies, strict=True)]
+
+    def highest(first: int, end: int) -> int:
+        return heights.index(max(heights[first:end]), first)
+
+    def moments() -> Iterator[tuple[Owned, Reducing]]:
+        for own in dict.fromkeys(partitions(model, ranks)):
+            touched = {bucket_of[i] for part in own for i in range(part.first, part.end) if i in bucket_of}
+            owned = first = gone = 0
+            for touches in sorted(touched):
+                i = highest(first, touches + 1)
+                yield own, Reducing(waiting[i] - gone, owned, copies[i])
                 owned = whole_of(own)
-                yield own, Reducing(waiting, owned)
-                waiting -= large[i]
-        if zeros := unreached_of(own):
-            yield own, Reducing(waiting, owned, zeros=zeros)
+                yield own, Reducing(waiting[touches] - gone, owned)
+                gone += large[touches]
+                first = touches + 1
+            if first < len(buckets):
+                i = highest(first, len(buckets))
+                yield own, Reducing(waiting[i] - gone, owned, copies[i])
+            if zeros := unreached_of(own):
+                yield own, Reducing(waiting[-1] - gone if waiting else 0, owned, zeros=zeros)
+
+    return max(moments(), key=lambda one: one[1].nbytes(dtype, sent))
 
 
-def most_while_reducing(model: Model, setup: Setup) -> tuple[Owned, Reducing]:
-    """Return the moment with most bytes over all ranks and buckets, and the partitions of its rank."""
-    dtype, sent = setup.compute_dtype, sent_dtype(setup)
-    return max(_reducing(model, setup), key=lambda one: one[1].nbytes(dtype, sent))
+def _left_after(buckets: Sequence[Sequence[int]], sizes: Sequence[int], large: Sequence[int]) -> Iterator[int]:
+    """Yield the elements of gradients that are in no bucket once each bucket is filled. Those that are larger than a bucket stay
+    outside."""
+    left = sum(sizes[i] for bucket in buckets for i in bucket)
+    for bucket, outside in zip(buckets, large, strict=True):
+        left -= sum(sizes[i] for i in bucket) - outside
+        yield left

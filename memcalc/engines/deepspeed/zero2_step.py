@@ -17,7 +17,7 @@ from memcalc.core.dtypes import DType
 from memcalc.core.noted import Noted, Over, Ready
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.engines.deepspeed.notes import NoHooks
-from memcalc.engines.deepspeed.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
+from memcalc.engines.deepspeed.zero_layout import Copies, Flat, Owned, unreached_of, whole_of
 from memcalc.families.base.module import Run
 
 SECOND_BUCKET: Final = "reduce bucket that backward fills"
@@ -95,27 +95,38 @@ class Reduction:
         """A gradient larger than the bucket, which stays where it is until it is reduced."""
         self.filled = 0
         self.owned: object = None
+        self.reached = 0
+        """The furthest place in the run that an event has come at."""
 
     def play(self, noted: Noted) -> None:
         for event in noted.events:
-            self.out.reach(event.place)
             if isinstance(event, Ready):
                 self.ready(event, noted.elements[event.parameter])
             elif isinstance(event, Over):
+                self._reach(event.place)
                 self.backward_is_over()
+            elif event.place > self.reached:
+                self.reached = event.place
+
+    def _reach(self, place: int) -> None:
+        """Let the run go on up to the furthest of the places that have come. This is done where something is allocated or
+        freed, not at every event."""
+        self.reached = max(self.reached, place)
+        self.out.reach(self.reached)
 
     def ready(self, event: Ready, size: int) -> None:
         """Take the gradient of a parameter of `size` elements."""
-        out = self.out
+        out, most = self.out, self.how.bucket
         if not self.buckets:
+            self._reach(event.place)
             names = ("reduce bucket", SECOND_BUCKET)[: 1 + self.how.overlaps]
-            self.buckets = tuple(
-                out.block(name, "reduce_bucket_size", self.how.bucket, self.how.dtype) for name in names
-            )
-        out.reach(event.after)
-        if self.filled + size > self.how.bucket:
+            self.buckets = tuple(out.block(name, "reduce_bucket_size", most, self.how.dtype) for name in names)
+        self.reached = max(self.reached, event.place, event.after)
+        if self.filled + size > most:
+            out.reach(self.reached)
             self.flush()
-        if size > self.how.bucket:
+        if size > most:
+            out.reach(self.reached)
             self.large = self.take_large(event, size)
         self.waiting.append(self.how.flat.order[event.parameter])
         self.filled += size
@@ -132,7 +143,7 @@ class Reduction:
 
     def flush(self) -> None:
         """Reduce the bucket."""
-        self._copy(copied(self.how.flat.all_reduces(self.waiting, self.how.bucket), self.how.dtype, self.how.sent))
+        self._copy(self.how.flat.copies(self.waiting, self.how.bucket, self.how.dtype, self.how.sent))
         self.keep_own()
         self.large = None
         self.waiting.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -87,19 +88,25 @@ class Coordinator:
         elif recomputing and self.backward and self.frozen & parameters:
             owner = next(reversed(self.backward))
             self.recomputed[owner] = self.recomputed.get(owner, frozenset()) | (self.frozen & parameters)
+        if parameters:
+            self._bring(module, parameters, forward)
+        if self.thresholds.prefetch:
+            self._prefetch(forward)
+        self.step += 1
+
+    def _bring(self, module: Any, parameters: frozenset[int], forward: bool) -> None:
+        """Gather the parameters of a module and wait for them."""
         self._gather(parameters, forward)
         for i in parameters:
             self.active[i].add(module)
         self._wait_for(parameters)
         self.available |= parameters
-        new = {i for i in parameters if self.fetched_for.get(i, -1) < self.step}
+        new = len([i for i in parameters if self.fetched_for.get(i, -1) < self.step])
         seen: set[int] = set()
-        while self.queue and len(seen) < len(new):
+        while self.queue and len(seen) < new:
             i, at = self.queue.popleft()
             self.fetched_for[i] = at
             seen.add(i)
-        self._prefetch(forward)
-        self.step += 1
 
     def _wait_for(self, parameters: frozenset[int]) -> None:
         """Wait for parameters. A buffer is freed with the last of its parameters.
@@ -107,42 +114,50 @@ class Coordinator:
         The real order is that of a set and differs by rank. Most bytes are alive if one parameter of each all-gather of several
         comes first.
         """
-        waiting = sorted(parameters & self.in_flight.keys())
+        waiting = sorted([i for i in parameters if i in self.in_flight])
+        if len(waiting) < 2:
+            for i in waiting:
+                self.arrive(self.in_flight.pop(i))
+            return
         one_of_each = {id(handle): i for i in reversed(waiting) if is_of_several(handle := self.in_flight[i])}
         for i in sorted(waiting, key=lambda i: one_of_each.get(id(self.in_flight[i])) != i):
             self.arrive(self.in_flight.pop(i))
 
     def _prefetch(self, forward: bool) -> None:
-        if not self.thresholds.prefetch:
-            return
+        queue, sizes, fetched_for = self.queue, self.sizes, self.fetched_for
         most = min(self.thresholds.max_live - self.live, self.thresholds.prefetch)
         wanted: set[int] = set()
         elements = 0
-        while self.queue and elements < most:
-            i, at = self.queue.popleft()
-            self.fetched_for[i] = max(self.fetched_for.get(i, at), at)
+        while queue and elements < most:
+            i, at = queue.popleft()
+            fetched_for[i] = max(fetched_for.get(i, at), at)
             if i not in self.available and i not in self.in_flight and i not in wanted:
                 wanted.add(i)
-                elements += self.sizes[i]
-        self._gather(frozenset(wanted), forward)
+                elements += sizes[i]
+        if wanted:
+            self._gather(wanted, forward)
 
-    def _gather(self, parameters: frozenset[int], forward: bool) -> None:
-        missing = tuple(sorted(i for i in parameters if i not in self.available and i not in self.in_flight))
+    def _gather(self, parameters: AbstractSet[int], forward: bool) -> None:
+        missing = tuple(sorted([i for i in parameters if i not in self.available and i not in self.in_flight]))
         if missing:
-            self.live += sum(self.sizes[i] for i in missing)
+            self.live += sum([self.sizes[i] for i in missing])
             self.in_flight.update(self.launch(Gathered(missing, forward)))
 
     def release(self, module: Any, parameters: frozenset[int], forward: bool, *, is_leaf: bool = False) -> None:
         """End a module: free the parameters that are not used again soon (release_sub_module)."""
-        going = {i for i in parameters if i not in self.persistent and self.fetched_for.get(i, -1) <= self.step}
+        going: set[int] = set()
+        if parameters:
+            going = {i for i in parameters if i not in self.persistent and self.fetched_for.get(i, -1) <= self.step}
         if going:
-            uses = self._uses_by_leaves if is_leaf else self._uses
-            going = {i for i in going if not uses.is_soon(i, self.step, self.thresholds.max_reuse)}
+            uses, most = self._uses_by_leaves if is_leaf else self._uses, self.thresholds.max_reuse
+            going = {i for i in going if not uses.is_soon(i, self.step, most)}
         if not forward:
             self.backward.pop(module, None)
-            again = self.recomputed.pop(module, frozenset())
-            going, parameters = going | (again - self.persistent), parameters | again
-        self._leave(module, parameters, going)
+            again = self.recomputed.pop(module, None)
+            if again:
+                going, parameters = going | (again - self.persistent), parameters | again
+        if parameters:
+            self._leave(module, parameters, going)
 
     @cached_property
     def _uses(self) -> _Uses:

@@ -8,13 +8,13 @@ which each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import gcd
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import DType
-from memcalc.core.noted import Begins, Ends, Holds, LetsGo, Noted, Over, Ready, Visited
+from memcalc.core.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Over, Ready, Visited
 from memcalc.core.tensor import Sent
 from memcalc.engines.deepspeed.zero3_coordinator import Coordinator, Gathered, Handle, Order, Thresholds
 from memcalc.inputs.options import refuse
@@ -80,22 +80,10 @@ class Untraced(NamedTuple):
 
 def play(step: Step) -> None:
     """Play a step from its first event to its last."""
-    out = step.out
+    reach, act = step.out.reach, step.acts()
     for event in step.noted.events:
-        out.reach(event.place)
-        match event:
-            case Begins():
-                step.begins(event)
-            case Ends():
-                step.ends(event)
-            case Ready():
-                step.ready(event)
-            case Holds():
-                step.holds(event)
-            case LetsGo():
-                step.lets_go(event)
-            case Over():
-                step.backward_is_over(event)
+        reach(event.place)
+        act[type(event)](event)
 
 
 class Step:
@@ -123,6 +111,17 @@ class Step:
         modules = (event.visited for event in noted.events if isinstance(event, Begins))
         self.late = frozenset[int]().union(*(visited.within for visited in modules if visited.is_leaf))
 
+    def acts(self) -> Mapping[type[Event], Callable[[Any], None]]:
+        """Return what is done at each kind of event."""
+        return {
+            Begins: self.begins,
+            Ends: self.ends,
+            Ready: self.ready,
+            Holds: self.holds,
+            LetsGo: self.lets_go,
+            Over: self.backward_is_over,
+        }
+
     # --- parameters
 
     def begins(self, event: Begins) -> None:
@@ -147,17 +146,18 @@ class Step:
 
     def _launch(self, gathered: Gathered) -> Mapping[int, Handle | None]:
         """Begin an all-gather of the parameters of each group of ranks (all_gather_coalesced); return the handle of each."""
-        experts = tuple(i for i in gathered.parameters if i in self.how.experts)
-        handle = Handle()
-        self._gather(tuple(i for i in gathered.parameters if i not in self.how.experts), handle)
-        self._gather(experts, handle)
+        handle, experts = Handle(), self.how.experts
+        self._gather(tuple([i for i in gathered.parameters if i not in experts]), handle)
+        if experts:
+            self._gather(tuple([i for i in gathered.parameters if i in experts]), handle)
         return dict.fromkeys(gathered.parameters, handle if handle.buffers else None)
 
     def _gather(self, parameters: tuple[int, ...], handle: Handle) -> None:
         if not parameters:
             return
-        elements = sum(self._padded(i) for i in parameters)
-        self._send("all_gather", self._phase(), parameters[0], elements)
+        elements = sum([self._padded(i) for i in parameters])
+        if self.out.takes_sent:
+            self._send("all_gather", self._phase(), parameters[0], elements)
         if self._ranks(parameters[0]) == 1:
             return
         self._run("all_gather")

@@ -261,13 +261,24 @@ def buckets_before_exceeding(sizes: list[int], most: int) -> list[list[int]]:
     return out
 
 
-class Flat(NamedTuple):
-    """The flat buffers of stages 1 and 2."""
+class Flat:
+    """The flat buffers of stages 1 and 2, one object for a model and a number of ranks."""
 
-    groups: tuple[Group, ...]
-    order: tuple[int, ...]
-    """The place of each parameter in the order of the groups, by its place in definition order; -1 for those in no
-    group."""
+    __slots__ = ("_copies", "groups", "order")
+
+    def __init__(self, groups: tuple[Group, ...], order: tuple[int, ...]) -> None:
+        self.groups = groups
+        self.order = order
+        """The place of each parameter in the order of the groups, by its place in definition order; -1 for those in no
+        group."""
+        self._copies: dict[tuple[tuple[int, ...], int, DType, DType], Copies] = {}
+
+    def copies(self, parameters: Sequence[int], most: int, dtype: DType, sent: DType) -> Copies:
+        """Return the largest copies that the all-reduces of one bucket make of gradients of `dtype`."""
+        key = tuple(parameters), most, dtype, sent
+        if key not in self._copies:
+            self._copies[key] = copied(self.all_reduces(parameters, most), dtype, sent)
+        return self._copies[key]
 
     def all_reduces(self, parameters: Iterable[int], most: int) -> list[AllReduce]:
         """Return the all-reduces of one bucket of parameters, in the order of the groups (average_tensor,
@@ -276,26 +287,31 @@ class Flat(NamedTuple):
         A gradient larger than the bucket is sent in several calls. A call ends with the slice that exceeds `most`.
         """
         out: list[AllReduce] = []
-        slices = self._slices(parameters)
-        for ranks in dict.fromkeys(ranks for ranks, _ in slices):
-            out.append(AllReduce(ranks, []))
+        of_ranks: dict[int, list[int]] = {}
+        for ranks, n in self._slices(parameters):
+            of_ranks.setdefault(ranks, []).append(n)
+        for ranks, slices in of_ranks.items():
+            call: list[int] = []
             total = 0
-            for n in (n for of, n in slices if of == ranks):
+            out.append(AllReduce(ranks, call))
+            for n in slices:
                 if total > most:
-                    out.append(AllReduce(ranks, []))
-                    total = 0
-                out[-1].slices.append(n)
+                    call, total = [], 0
+                    out.append(AllReduce(ranks, call))
+                call.append(n)
                 total += n
         return out
 
     def _slices(self, parameters: Iterable[int]) -> list[tuple[int, int]]:
         """Return the ranks and elements of each slice: consecutive elements for one rank."""
         slices: list[tuple[int, int]] = []
-        last = 0, -1
+        last: tuple[int, int] = 0, -1
+        group, end_of_group, partition = self.groups[0], 0, 1
         for i in parameters:
-            group = self.groups[bisect_right(self.groups, i, key=lambda group: group.first) - 1]
+            if not group.first <= i < end_of_group:
+                group = self.groups[bisect_right(self.groups, i, key=lambda group: group.first) - 1]
+                end_of_group, partition = group.first + len(group.places), group.partition
             start, end = group.starts[i - group.first], group.starts[i - group.first + 1]
-            partition = group.partition
             while start < end:
                 rank = start // partition
                 stop = min(end, (rank + 1) * partition)
@@ -316,11 +332,14 @@ class AllReduce(NamedTuple):
 
 def flat(model: Model, ranks: int) -> Flat:
     """Return the flat buffers of a model."""
-    groups = groups_of(model, ranks)
-    order = [-1] * len(sizes_of(model))
-    for k, i in enumerate(i for group in groups for i in group.places):
-        order[i] = k
-    return Flat(groups, tuple(order))
+    key = "flat", ranks
+    if key not in model.profiles:
+        groups = groups_of(model, ranks)
+        order = [-1] * len(sizes_of(model))
+        for k, i in enumerate(i for group in groups for i in group.places):
+            order[i] = k
+        model.profiles[key] = Flat(groups, tuple(order))
+    return model.profiles[key]
 
 
 def reduced_in_order(model: Model, layout: Flat) -> list[int]:

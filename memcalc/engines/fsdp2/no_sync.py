@@ -14,6 +14,7 @@ from memcalc.engines.fsdp2.stages import WaitingUnit
 from memcalc.engines.fsdp2.step import ExpertUnit, Sharding, Step, Unit
 
 if TYPE_CHECKING:
+    from memcalc.core.dims import Dim
     from memcalc.families.base.module import Run
     from memcalc.tape.runs import Trace
 
@@ -35,6 +36,10 @@ class NoSync(NamedTuple):
     def resized(self, run: Trace) -> Trace:
         """Return the run of `alike` with the sizes of this sharding."""
         return self.sharding.resized(run)
+
+    def sized(self, dim: Dim) -> Dim:
+        """Return a dim of the run of `alike` as this sharding has it."""
+        return self.sharding.sized(dim)
 
 
 class WaitingExperts(WaitingUnit, ExpertUnit):

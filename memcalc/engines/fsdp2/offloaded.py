@@ -109,6 +109,10 @@ class Offloaded(NamedTuple):
         """Return the run of `alike` with the sizes of this sharding."""
         return self.sharding.resized(run)
 
+    def sized(self, dim: Dim) -> Dim:
+        """Return a dim of the run of `alike` as this sharding has it."""
+        return self.sharding.sized(dim)
+
 
 def on_gpu(model: Model, setup: Setup) -> Holdings:
     """Return what a rank holds on the GPU: the batch, the loss, the buffers, and what the hooks make."""

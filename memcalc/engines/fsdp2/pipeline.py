@@ -19,7 +19,7 @@ from memcalc.engines.fsdp2.pipeline_step import UPDATE, PaperStage, gpipe, one_f
 from memcalc.engines.fsdp2.stages import StageStep
 from memcalc.engines.fsdp2.step import COPY_IN, Sharding
 from memcalc.families.base.module import Input, Run, after_forward
-from memcalc.families.base.program import common_pattern
+from memcalc.families.base.stack import common_pattern
 from memcalc.inputs.model import Model
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
 from memcalc.pipelining.programs import RankProgram, spans

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memcalc.core.dims import Dim, Shape, numel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from memcalc.tape.runs import Trace
 
@@ -35,18 +35,27 @@ class ShardedDim(Dim):
         self.experts = experts
         """True if the ranks are those that have the same experts."""
 
+    def resizable(self) -> Hashable:
+        sizes = tuple((first.size, numel(tuple(rest))[0]) for first, *rest in self.parameters)
+        return self.experts, self.is_shard, sizes
+
     def over(self, ranks: int) -> ShardedDim:
         """Return the dim over another number of ranks."""
         return ShardedDim(self.name, self.parameters, ranks, is_shard=self.is_shard, experts=self.experts)
 
 
-def resized(run: Trace, ranks: int, expert_ranks: int) -> Trace:
-    """Return a run with the sizes for this number of ranks, made from the run for another number."""
+def sized(dim: Dim, ranks: int, expert_ranks: int) -> Dim:
+    """Return a dim over this number of ranks, made from the dim over another number."""
+    return dim.over(expert_ranks if dim.experts else ranks) if isinstance(dim, ShardedDim) else dim
+
+
+def resized(run: Trace, sized: Callable[[Dim], Dim]) -> Trace:
+    """Return a run with other sizes of the dims that have some for every number of ranks."""
     dims: dict[Dim, Dim] = {}
     rows = list(run.rows)
     for i, row in enumerate(rows):
         if len(row.shape) == 1 and isinstance(dim := row.shape[0], ShardedDim):
             if dim not in dims:
-                dims[dim] = dim.over(expert_ranks if dim.experts else ranks)
+                dims[dim] = sized(dim)
             rows[i] = row._replace(shape=(dims[dim],))
     return run._replace(rows=rows)

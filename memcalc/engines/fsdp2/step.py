@@ -17,7 +17,7 @@ from memcalc.core.dims import Dim, Shape
 from memcalc.core.dtypes import DType
 from memcalc.core.ops.elementwise import cast, recording
 from memcalc.core.tensor import Tensor, new_tensor
-from memcalc.engines.fsdp2.sizes import ShardedDim, resized
+from memcalc.engines.fsdp2.sizes import ShardedDim, resized, sized
 from memcalc.families.base.module import Module, Run
 
 if TYPE_CHECKING:
@@ -78,7 +78,11 @@ class Sharding(NamedTuple):
 
     def resized(self, run: Trace) -> Trace:
         """Return the run of a similar sharding, with this one's sizes."""
-        return resized(run, self.ranks, self.experts.ranks if self.experts is not None else self.ranks)
+        return resized(run, self.sized)
+
+    def sized(self, dim: Dim) -> Dim:
+        """Return a dim of a similar sharding as this one has it."""
+        return sized(dim, self.ranks, self.experts.ranks if self.experts is not None else self.ranks)
 
     def unit_at(self, path: str, layer: int | None) -> tuple[str, int | None]:
         """Return the unit that a module or a weight at `path` is in: the path of its stack or of its experts, and its

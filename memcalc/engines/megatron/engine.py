@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -46,6 +47,9 @@ TWO: Final = Dim("2", 2)
 _SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
 
 
+_ALL: Final = Span(0, 0, True, True)
+
+
 class Stage(NamedTuple):
     """One pipeline rank, with the chunks of the model that it holds."""
 
@@ -67,9 +71,14 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     """Return all pipeline ranks, first to last."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
-    layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans]
-    return [Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)]
+    of_ranks = a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers
+    key = "stages", a, of_ranks, _layout(setup, a, _ALL)
+    if key not in model.profiles:
+        layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans_of(*of_ranks)]
+        model.profiles[key] = [
+            Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)
+        ]
+    return model.profiles[key]
 
 
 def smallest_stage(model: Model, setup: Setup) -> Stage:
@@ -320,6 +329,10 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
 def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
     """Return batch, the sequence inside attention, and the shard between layers, as polynomials in batch and the
     shard."""
-    layout = Layout(setup.tp, setup.sequence_parallel, setup.cp)
+    return _sequence_dims(Layout(setup.tp, setup.sequence_parallel, setup.cp))
+
+
+@lru_cache(maxsize=1024)
+def _sequence_dims(layout: Layout) -> tuple[Dim, Dim, Dim]:
     tp = layout.group(Dim("seq", 1, (0, 1, 0, 0, 0, 0)))
     return Dim("batch", 1, (0, 0, 0, 1, 0, 0)), tp.whole, tp.shard

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from memcalc.core.unknowns import Whole
-    from memcalc.engines.ranks import Rank
+    from memcalc.engines.rank import Rank
     from memcalc.inputs.gpu import GPU
     from memcalc.inputs.model import Model
     from memcalc.layout.collectives import Collective

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from memcalc.core.rows import Row
     from memcalc.core.unknowns import Exponents, Whole
-    from memcalc.engines.ranks import Rank
+    from memcalc.engines.rank import Rank
 
 Wholes = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32, int64
 from memcalc.core.ops.attention import ALIGNED_QUERIES
 from memcalc.core.tensor import new_tensor
-from memcalc.families.base.module import Input, Weight, looks_tokens_up
+from memcalc.families.base.module import Input, looks_tokens_up
+from memcalc.families.base.stack import pattern_of, stacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -19,55 +20,13 @@ if TYPE_CHECKING:
     from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.batches import PackedRows, SharedSequences
     from memcalc.families.base.config import FamilyConfig
-    from memcalc.families.base.module import Buffer, Module, Run, State
+    from memcalc.families.base.module import Buffer, Module, Run, State, Weight
     from memcalc.families.base.replacing import Adapters
     from memcalc.layout.tensor_parallel import TensorParallel
 
 GRADIENT_LEFT_BEHIND: Final = "left behind: gradient of the embeddings"
-
-
-class SharedSequences(Protocol):
-    """The sharing of sequences: how a rank is given its tokens, and how it computes its loss."""
-
-    def length_on_rank(self, shard: Dim) -> Dim:
-        """Return the rank's tokens of a sequence, if a run's sizes are polynomials in `shard`."""
-        ...
-
-    def inputs(self, batch: Dim, own: Dim) -> Sequence[Input]:
-        """Return the batch of a rank that has `own` tokens of each sequence."""
-        ...
-
-    @property
-    def ranks(self) -> int: ...
-
-    def give(self, run: Run) -> Tensor:
-        """Allocate the batch and return the ids. The run gets its positions and labels."""
-        ...
-
-    def loss(self, run: Run, loss: Tensor) -> Tensor:
-        """Return the loss that backward begins with, from the rank's own loss."""
-        ...
-
-
-class PackedRows(Protocol):
-    """The packing of several sequences into rows: what the model sees of a micro-batch, and what the collator gives with it."""
-
-    def rows(self, batch: Dim, seq: Dim) -> tuple[Dim, Dim]:
-        """Return the batch and the sequence length that the model sees."""
-        ...
-
-    def inputs(self, tokens: Dim) -> Sequence[Input]:
-        """Return what the collator gives besides tokens and labels, of a row of `tokens` tokens."""
-        ...
-
-    def labelled(self, tokens: Dim) -> Dim:
-        """Return the tokens of a row that have a label."""
-        ...
-
-    def give(self, run: Run) -> list[Tensor]:
-        """Allocate what the collator gives besides tokens and labels. The run gets its positions."""
-        ...
 
 
 class Program:
@@ -395,33 +354,3 @@ class Program:
         """Return the remainder of a sequence length that decides how many queries the memory-efficient attention
         pads."""
         return seq % ALIGNED_QUERIES
-
-
-def stacked(
-    path: str, variants: Sequence[Hashable], layer_weights: Callable[[int], Iterator[Weight]]
-) -> Iterator[Weight]:
-    """Yield the weights of all layers under `path`, layer by layer. Those of one variant are made once."""
-    written: dict[Hashable, list[Weight]] = {}
-    for i, variant in enumerate(variants):
-        if variant not in written:
-            written[variant] = [w._replace(name=f"{path}.*.{w.name}") for w in layer_weights(i)]
-        for weight in written[variant]:
-            yield Weight(weight.name, weight.shape, weight.component, i)
-
-
-def pattern_of(variants: Sequence[Hashable]) -> tuple[int, int] | None:
-    """Return the shortest (lead, period) of a stack with at least six periods after its lead; None if there is none."""
-    return common_pattern([variants])
-
-
-def common_pattern(stacks: Sequence[Sequence[Hashable]]) -> tuple[int, int] | None:
-    """Return the shortest common (lead, period) of several stacks, each with at least six periods after its lead; None
-    if there is none."""
-    depth = min(map(len, stacks))
-    found: list[tuple[int, int, int]] = []
-    for period in range(1, depth // 6 + 1):
-        breaks = [i for stack in stacks for i in range(len(stack) - period) if stack[i] != stack[i + period]]
-        lead = max(breaks) + 1 if breaks else 0
-        if lead + 6 * period <= depth:
-            found.append((lead + 4 * period, lead, period))
-    return min(found)[1:] if found else None

@@ -30,7 +30,7 @@ def _check_empty_weights(options: Options, engine: str, model: Model) -> None:
     """Raise InputError for weights without elements. torch._chunk_cat, with which FSDP2 reduces gradients, fails
     ("expects non-empty tensor"). ZeRO-3's fetch_sub_module gathers nothing for a module of no elements and asserts that
     it is there."""
-    empty = next((w.name for w in model.weight_classes if not all(dim.size for dim in w.shape)), None)
+    empty = model.empty_weight
     if empty is None:
         return
     name = model.name or model.model_type

@@ -16,7 +16,8 @@ from steps_compared import flops_of, over_axis, over_dp, phases
 
 import memcalc
 from memcalc.core.dims import evaluate
-from memcalc.engines.ranks import Rank, ranks
+from memcalc.engines.rank import Rank
+from memcalc.engines.ranks import ranks
 from memcalc.estimation.report import Report
 from memcalc.families import FAMILIES, supporting
 from memcalc.report.table import print_report
