@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from command import environment
 
 import memcalc
 from memcalc.engines import ranks
+from memcalc.engines.deepspeed import zero3_step
+from memcalc.engines.megatron import engine as megatron
 from memcalc.report.table import print_report
-from memcalc.tape import played, profile
+from memcalc.tape import played, profile, resized
 
 if TYPE_CHECKING:
     from memcalc.tape.profile import Choices
@@ -32,6 +39,24 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         monkeypatch.setattr(module, "trace", counted)
     assert ranks.shallow_trace.__module__ == profile.__name__  # which calls it there
     return made
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[None]]:
+    """Returns a list that grows with every call of a module's function."""
+
+    def counted(module: Any, name: str) -> list[None]:
+        made: list[None] = []
+        function = getattr(module, name)
+
+        def call(*given: Any) -> Any:
+            made.append(None)
+            return function(*given)
+
+        monkeypatch.setattr(module, name, call)
+        return made
+
+    return counted
 
 
 def test_the_first_command_of_the_readme(runs: list[int]) -> None:
@@ -73,11 +98,56 @@ def test_rank_counts_batches_lengths_and_stages_share_runs(runs: list[int]) -> N
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-def test_rank_counts_of_fsdp2_share_a_run(zero: int, runs: list[int]) -> None:
-    model = memcalc.load_model("mixtral-8x7b")
+def test_rank_counts_of_fsdp2_share_a_run_and_its_moments(
+    zero: int, runs: list[int], calls: Callable[[Any, str], list[None]]
+) -> None:
+    model, found = memcalc.load_model("mixtral-8x7b"), calls(resized, "peaks")
     for gpus in (2, 6, 8, 24, 64):
         _ = memcalc.estimate(model, engine="fsdp2", zero=zero, gpus=gpus).peak
-    assert len(runs) == 1
+    assert len(runs) == len(found) == 1
+
+
+def test_batches_and_lengths_share_what_zero_3_does(calls: Callable[[Any, str], list[None]]) -> None:
+    """A batch of one has a run of its own, in which modules begin and gradients are ready in the same order."""
+    model, plays = memcalc.load_model("llama-7b"), calls(zero3_step, "play")
+    for batch, seq in itertools.product((1, 2, 8), (512, 2048)):
+        _ = memcalc.estimate(model, zero=3, gpus=8, micro_batch_size=batch, seq_len=seq).peak
+    assert len(plays) == 1
+
+
+def test_batches_lengths_and_recomputation_share_what_stages_hold(calls: Callable[[Any, str], list[None]]) -> None:
+    model, held = memcalc.load_model("mixtral-8x7b"), calls(megatron, "holdings_of")
+    layout: dict[str, Any] = {"engine": "megatron", "gpus": 16, "tp": 2, "pp": 4}
+    for batch, seq, recompute in itertools.product((1, 2, 8), (512, 2048), ("none", "full")):
+        _ = memcalc.estimate(model, **layout, micro_batch_size=batch, seq_len=seq, recompute=recompute).peak
+    assert len(held) == 4
+
+
+NOT_ASKED = (
+    "families.base.experts", "layout.expert_parallel", "layout.tensor_parallel", "layout.tensor_dims.grid", "engines.branches",
+    "engines.pipeline_ranks", "engines.transfers", "engines.deepspeed.zero2_step", "pipelining.programs", "pipelining.idle",
+    "estimation.compute", "timing.kernels", "hardware.speed", "offload.host", "report.host", "report.pipeline_lines",
+    "report.phases", "tape.peaks", "tape.kernels", "tape.resized", "tasks.fine_tuned", "setup.fsdp1_checks",
+)  # fmt: skip
+"""Modules that the first command of the README does not ask for."""
+
+
+def test_the_first_command_imports_what_it_asks_for() -> None:
+    code = """import io, json, sys
+from memcalc.cli.main import main
+sys.stdout = io.StringIO()
+main(["estimate", "--model", "llama-7b", "--zero", "3", "--gpus", "8"])
+print(json.dumps([name for name in sys.modules if name.startswith("memcalc.")]), file=sys.__stdout__)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60, check=True)
+    found = [name.removeprefix("memcalc.") for name in json.loads(done.stdout)]
+    assert not {*found} & {*NOT_ASKED}
+    assert len(found) <= 195
+
+
+def test_names_of_engines_are_listed_without_their_modules() -> None:
+    code = "import sys, memcalc.registry as r; list(r.ENGINES); print([n for n in sys.modules if n[:16] == 'memcalc.engines.'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60, check=True)
+    assert done.stdout.split() == [b"[]"]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def narrowed(command: Any, words: Sequence[str]) -> Any:
     asked = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
     if signature is None:
         return command
-    named = {name: p.name for p in signature.parameters.values() for name in _names(p)}
+    named = {name: p.name for p in signature.parameters.values() if p.name != HELP_ALL for name in _names(p)}
     if not asked <= named.keys():
         return command
     used = {named[word] for word in asked}

@@ -179,6 +179,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     over, of_recorded = holdings.over, ("recorded", *choices, type(choices.hooks), chunks, branch)
 
     def played() -> Profile:
-        return Played(made_once(model.profiles, of_recorded, setup.tokens_per_part, partial(Recorded, *run)), over)
+        make = partial(Recorded, *run, model.profiles.setdefault("tapes", []))
+        return Played(made_once(model.profiles, of_recorded, setup.tokens_per_part, make), over)
 
     return made_once(model.profiles, key, setup.tokens_per_part, played)

@@ -23,11 +23,41 @@ class Heights(NamedTuple):
     left: int
 
 
+class Raise(NamedTuple):
+    """The engine's bytes over the stretches of a tape, whatever else is alive in them."""
+
+    ranges: list[tuple[int, int, int]]
+    """Ranges of stretches (first, end) with the engine's bytes in them."""
+    points: list[tuple[int, int]]
+    """Stretches with the most bytes that the engine had for a moment when they began."""
+    at_turn: int | None
+    """The engine's bytes when backward begins; None without a forward."""
+    at_end: int
+
+
 def heights(tape: Tape, engine: OverRun) -> Heights:
     """Return the amounts of a step with the engine's blocks."""
-    out = _Raised(tape)
-    engine.play(tape.noted, out)
-    return out.finished()
+    key = type(engine), engine  # named tuples of two classes are equal if their fields are
+    if key not in tape.raises:
+        out = _Raised(tape)
+        engine.play(tape.noted, out)
+        tape.raises[key] = out.finished()
+    ranges, points, at_turn, at_end = tape.raises[key]
+    saved = 0 if at_turn is None else tape.at[tape.backward.start] + at_turn
+    forward, backward = (_within(tape, phase, ranges, points) for phase in (tape.forward, tape.backward))
+    return Heights(forward, backward, saved, tape.at[tape.backward.stop] + at_end)
+
+
+def _within(tape: Tape, phase: range, ranges: list[tuple[int, int, int]], points: list[tuple[int, int]]) -> list[int]:
+    """Return the amounts of a phase that could be a peak."""
+    found: set[int] = set()
+    highest, first, stop = tape.highest, phase.start, phase.stop
+    for start, end, extra in ranges:
+        start, end = max(start, first), min(end, stop)
+        if start < end:
+            found.update([top + extra for top in highest(start, end)])
+    found.update([tape.at[place] + extra for place, extra in points if place in phase])
+    return undominated(found)
 
 
 class _Block:
@@ -79,7 +109,7 @@ class _Raised:
         """Stretches with the most bytes that the engine had for a moment when they began."""
         self.waiting: dict[int, int] = {}
         """The gradients that the engine refers to, each with the stretch before which the run frees it."""
-        self.saved = 0
+        self.at_turn: int | None = None
 
     def reach(self, place: int) -> None:
         while self.waiting:
@@ -104,7 +134,7 @@ class _Raised:
         if here < turn <= place:
             if self.start < turn:
                 self._range(turn, self.extra)
-            self.saved = self.tape.at[turn] + self.extra
+            self.at_turn = self.extra
         self.place, self.before, self.highest = place, self.extra, self.extra
 
     def _close(self, here: int) -> None:
@@ -129,21 +159,8 @@ class _Raised:
     def send(self, sent: Sent, after: int) -> None:
         """Ignore the collective: heights need none."""
 
-    def finished(self) -> Heights:
-        tape = self.tape
-        end = tape.backward.stop
+    def finished(self) -> Raise:
+        end = self.tape.backward.stop
         self.reach(end)
         self._range(end, self.extra)
-        forward = self._within(tape.forward)
-        backward = self._within(tape.backward)
-        return Heights(forward, backward, self.saved, tape.at[end] + self.extra)
-
-    def _within(self, phase: range) -> list[int]:
-        found: set[int] = set()
-        highest, first, stop = self.tape.highest, phase.start, phase.stop
-        for start, end, extra in self.ranges:
-            start, end = max(start, first), min(end, stop)
-            if start < end:
-                found.update([top + extra for top in highest(start, end)])
-        found.update([self.tape.at[place] + extra for place, extra in self.points if place in phase])
-        return undominated(found)
+        return Raise(self.ranges, self.points, self.at_turn, self.extra)

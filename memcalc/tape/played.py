@@ -30,8 +30,10 @@ class Recorded:
     """A run with the events that engines act at. One run serves every engine, and all batches and sequences that take
     the same branches."""
 
-    def __init__(self, program: Program, choices: Choices, batch: int, seq: int) -> None:
+    def __init__(self, program: Program, choices: Choices, batch: int, seq: int, tapes: list[Tape]) -> None:
         self.program, self.choices, self.batch, self.seq = program, choices, batch, seq
+        self._tapes = tapes
+        """Tapes of the same program."""
 
     @cached_property
     def _weights(self) -> list[tuple[Where, int]]:
@@ -49,9 +51,11 @@ class Recorded:
     def tape(self) -> Tape:
         """Return the amounts between the events; peaks follow from them."""
         try:
-            return tape_of(self._shallow, self._weights)
+            tape = tape_of(self._shallow, self._weights)
         except NotPeriodic:
-            return tape_of(self._whole, self._weights)
+            tape = tape_of(self._whole, self._weights)
+        tape.share_raises(self._tapes)
+        return tape
 
     @property
     def pads_queries(self) -> bool:

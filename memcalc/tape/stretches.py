@@ -9,7 +9,7 @@ real depth.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.amounts import amount, undominated
 from memcalc.core.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Over, Ready, Visited, Where
@@ -49,8 +49,20 @@ class Tape:
         self.gradients = gradients
         """The gradients in the order in which they are ready. `block` of a Ready is an index into this list."""
         self.forward, self.backward = forward, backward
+        self.raises: dict[Any, Any] = {}
+        """What engines that have been played over the events raise the stretches by (`memcalc.tape.heights`)."""
         self._joined: dict[tuple[int, int], list[int]] = {}
         self._highest: dict[tuple[int, int], list[int]] = {}
+
+    def share_raises(self, others: list[Tape]) -> None:
+        """Share what engines do with another tape of the same events, if there is one among `others`: it differs in batch or
+        sequence alone. The tape is one of them from here on."""
+        own = self.forward, self.backward, self.gradients, self.noted
+        for other in others:
+            if own == (other.forward, other.backward, other.gradients, other.noted):
+                self.raises = other.raises
+                return
+        others.append(self)
 
     def highest(self, start: int, end: int) -> Sequence[int]:
         """Return the amounts within the stretches from `start` to `end` that could be a peak."""
