@@ -42,6 +42,8 @@ class FourBit(NamedTuple):
     """The dtype of the products in forward (`bnb_4bit_compute_dtype`)."""
     original: DType
     """The dtype that the weight had, in which backward makes its copy."""
+    storage: DType = uint8
+    """The dtype of the tensor that holds the codes (`bnb_4bit_quant_storage`)."""
     source: str = _SOURCE
     copies_result: bool = True
 
@@ -54,7 +56,7 @@ class FourBit(NamedTuple):
         """Return the tensors that hold a weight of this shape; the first one has its codes."""
         elements = numel(shape)[0]
         blocks = Dim("blocks", -(-elements // _BLOCK))
-        codes = Stored("", (Dim("pairs", -(-elements // 2)), ONE_DIM), uint8)
+        codes = Stored("", (self._packed(elements), ONE_DIM), self.storage)
         table = Stored("quant_map", (_CODES,), fp32)
         if not self.nested:
             return codes, Stored("absmax", (blocks,), fp32), table
@@ -67,6 +69,12 @@ class FourBit(NamedTuple):
             Stored("nested_quant_map", (_NESTED_CODES,), fp32),
             Stored("nested_offset", (), fp32),
         )
+
+    def _packed(self, elements: int) -> Dim:
+        """Return the elements of the tensor that holds the codes (backends/cuda/ops.py, quantize_4bit)."""
+        if self.storage is uint8:
+            return Dim("pairs", -(-elements // 2))
+        return Dim(f"codes/{2 * self.storage.itemsize}", (elements + 1) // (2 * self.storage.itemsize))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Run Linear4bit.forward: x (..., in), weight (out, in), bias (out) -> (..., out)."""

@@ -154,6 +154,8 @@ class Setup(NamedTuple):
     """The magnitude of the noise that is added to the embeddings (`neftune_noise_alpha`); None: no noise."""
     lengths: str | None = None
     """The lengths of the sequences of packed rows, as given; None: each row is one sequence."""
+    quantize_storage: str | None = None
+    """The dtype of the tensors that hold 4-bit codes (`bnb_4bit_quant_storage`); None without them."""
 
     @property
     def micro_batches(self) -> int:

@@ -1,0 +1,57 @@
+"""Refusals of quantised bases whose weights an engine shards, and the dtype of the tensors that hold their codes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.quantized.chosen import base_dtype_name
+
+_WHOLE: Final = "uint8"
+
+
+def storage_name(options: Options, engine: str) -> str:
+    """Return the dtype of the tensors that hold 4-bit codes. bitsandbytes' own is uint8, which FSDP does not shard; with FSDP
+    launchers' examples set the dtype of the other weights."""
+    if options.quantize_storage is not None:
+        return options.quantize_storage
+    return base_dtype_name(options) if engine == "fsdp2" else _WHOLE
+
+
+def check_sharded(options: Options, engine: str) -> None:
+    """Raise InputError for codes that an engine casts, and for quantised bases that FSDP2 does not shard."""
+    kind, storage = options.quantize, options.quantize_storage
+    base = base_dtype_name(options)
+    if storage not in (None, _WHOLE, base) and engine in ("deepspeed", "fsdp2"):
+        refuse("quantize_storage", storage, f"{_cast(options, engine, base)}allowed: {_WHOLE}, {base}")
+    if engine != "fsdp2":
+        return
+    if kind == "int8":
+        why = "bitsandbytes' Linear8bitLt reads scales from its weight (weight.CB), and the parameter that FSDP2 gathers has none"
+        refuse("quantize", kind, f"with engine fsdp2: {why}; allowed: nf4, fp4, or --engine ddp")
+    if options.offload_params != "none":
+        refuse("offload_params", options.offload_params, f"with --quantize {kind} and engine fsdp2 {NOT_YET}none")
+    if options.prepare_kbit_training:
+        refuse("prepare_kbit_training", True, f"with engine fsdp2 {NOT_YET}off")
+    if options.precision.endswith("-mixed"):
+        _check_trained(options, base)
+
+
+def _cast(options: Options, engine: str, base: str) -> str:
+    """Return the reason why codes cannot be in another dtype than the base."""
+    if engine == "deepspeed":
+        return f"DeepSpeed casts every floating-point tensor to {base}, codes too; "
+    if options.precision.endswith("-mixed"):
+        return f"FSDP2's policy casts every floating-point tensor to {base}, codes too; "
+    return f"in units with weights of {base} {NOT_YET}".removesuffix("allowed: ")
+
+
+def _check_trained(options: Options, base: str) -> None:
+    """Raise InputError for weights of the base's dtype that train beside fp32 adapters: FSDP2 wants one dtype of all that trains
+    in a unit (_fsdp_param_group.py, _init_mp_dtypes)."""
+    biases = options.lora_bias not in (None, "none")
+    if not biases and options.modules_to_save is None:
+        return
+    name, value = ("lora_bias", options.lora_bias) if biases else ("modules_to_save", options.modules_to_save)
+    why = f"over a base of {base} beside adapters of fp32 with engine fsdp2, which wants one dtype of all that trains in a unit,"
+    refuse(name, value, f"{why} {NOT_YET}{'none' if biases else 'leave it out'}, or --precision {base} --adapter-dtype {base}")
