@@ -101,6 +101,8 @@ def _check_base_dtype(options: Options, engine: str) -> None:
     given = options.base_dtype
     if given is None or given == base_dtype_name(options._replace(base_dtype=None)):
         return
+    if engine == "fsdp2" and options.quantize != "none" and options.precision.endswith("-mixed"):
+        return
     if not options.precision.endswith("-autocast"):
         natural = base_dtype_name(options._replace(base_dtype=None))
         refuse("base_dtype", given, f"with --precision {options.precision} the base is {natural}; allowed: {natural}")

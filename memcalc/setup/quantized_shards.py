@@ -15,13 +15,19 @@ def storage_name(options: Options, engine: str) -> str:
     launchers' examples set the dtype of the other weights."""
     if options.quantize_storage is not None:
         return options.quantize_storage
-    return base_dtype_name(options) if engine == "fsdp2" else _WHOLE
+    return gathered_name(options) if engine == "fsdp2" else _WHOLE
+
+
+def gathered_name(options: Options) -> str:
+    """Return the dtype in which FSDP2 gathers weights: that of its policy, or else the base's."""
+    name, _, rest = options.precision.partition("-")
+    return name if rest == "mixed" else base_dtype_name(options)
 
 
 def check_sharded(options: Options, engine: str) -> None:
     """Raise InputError for codes that an engine casts, and for quantised bases that FSDP2 does not shard."""
     kind, storage = options.quantize, options.quantize_storage
-    base = base_dtype_name(options)
+    base = gathered_name(options)
     if storage not in (None, _WHOLE, base) and engine in ("deepspeed", "fsdp2"):
         refuse("quantize_storage", storage, f"{_cast(options, engine, base)}allowed: {_WHOLE}, {base}")
     if engine != "fsdp2":
@@ -31,10 +37,11 @@ def check_sharded(options: Options, engine: str) -> None:
         refuse("quantize", kind, f"with engine fsdp2: {why}; allowed: nf4, fp4, or --engine ddp")
     if options.offload_params != "none":
         refuse("offload_params", options.offload_params, f"with --quantize {kind} and engine fsdp2 {NOT_YET}none")
-    if options.prepare_kbit_training:
-        refuse("prepare_kbit_training", True, f"with engine fsdp2 {NOT_YET}off")
     if options.precision.endswith("-mixed"):
         _check_trained(options, base)
+    elif options.prepare_kbit_training:
+        why = f"with engine fsdp2 and --precision {options.precision}, which gathers two dtypes then,"
+        refuse("prepare_kbit_training", True, f"{why} {NOT_YET}off, or --precision {base}-mixed")
 
 
 def _cast(options: Options, engine: str, base: str) -> str:

@@ -73,7 +73,21 @@ def quantize(module: Any, setup: Setup) -> Any:
             if layer.bias is not None:
                 layer.bias = weights[f"{path}.bias"]
     module.is_loaded_in_4bit = True
+    if setup.prepare_kbit_training:
+        prepare(module)
     return module.train()
+
+
+def prepare(module: Any) -> None:
+    """Cast what peft's prepare_model_for_kbit_training casts: all parameters but codes, whatever dtype these have; and the
+    buffers, as where the base is not sharded."""
+    codes: dict[Any, Any] = {}
+    for layer in module.modules():
+        if type(getattr(layer, "weight", None)).__name__ == "Params4bit":
+            codes[layer] = layer._parameters.pop("weight")
+    cast_tensors(module, torch.float32)
+    for layer, weight in codes.items():
+        layer.weight = weight
 
 
 @contextmanager

@@ -36,4 +36,6 @@ def sharded_dtype(setup: Setup) -> DType:
 def frozen_dtype(setup: Setup) -> DType:
     """Return the dtype of the shards of frozen weights. Beside a quantised base they stay as they were loaded: accelerate casts
     nothing then (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model)."""
-    return sharded_dtype(setup) if setup.quantize == "none" else DTYPES[base_dtype_name(setup)]
+    if setup.quantize == "none":
+        return sharded_dtype(setup)
+    return fp32 if setup.prepare_kbit_training else DTYPES[base_dtype_name(setup)]
