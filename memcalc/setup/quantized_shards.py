@@ -33,7 +33,7 @@ def check_sharded(options: Options, engine: str) -> None:
     if engine != "fsdp2":
         return
     if kind == "int8":
-        why = "bitsandbytes' Linear8bitLt reads scales from its weight (weight.CB), and the parameter that FSDP2 gathers has none"
+        why = "bitsandbytes' Linear8bitLt looks for weight.CB, and the parameter that FSDP2 gathers has none"
         refuse("quantize", kind, f"with engine fsdp2: {why}; allowed: nf4, fp4, or --engine ddp")
     if options.offload_params != "none":
         refuse("offload_params", options.offload_params, f"with --quantize {kind} and engine fsdp2 {NOT_YET}none")
@@ -61,4 +61,8 @@ def _check_trained(options: Options, base: str) -> None:
         return
     name, value = ("lora_bias", options.lora_bias) if biases else ("modules_to_save", options.modules_to_save)
     why = f"over a base of {base} beside adapters of fp32 with engine fsdp2, which wants one dtype of all that trains in a unit,"
-    refuse(name, value, f"{why} {NOT_YET}{'none' if biases else 'leave it out'}, or --precision {base} --adapter-dtype {base}")
+    refuse(
+        name,
+        value,
+        f"{why} {NOT_YET}{'none' if biases else 'leave it out'}, or --precision {base} --adapter-dtype {base}",
+    )

@@ -1,8 +1,8 @@
 """A step over a base in 4 bits whose codes an engine shards, as `validated.validate` runs one.
 
 The modules are transformers', peft's and bitsandbytes' own, sharded by torch's `fully_shard`; codes are in the setup's
-`quantize_storage`. What is not quantised is in the base's dtype, as launchers load it, and adapters are in fp32, as peft makes them.
-Codes in uint8 are `ignored_params`, as accelerate has it.
+`quantize_storage`. What is not quantised is in the base's dtype, as launchers load it, and adapters are in fp32, as peft makes
+them. Codes in uint8 are `ignored_params`, as accelerate has it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ def fully_shard(module: Any, **how: Any) -> Any:
     """torch's own, with the codes that accelerate leaves out (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model)."""
     from torch.distributed.fsdp import fully_shard as of_torch
 
-    ignored = {
-        p for p in module.parameters() if type(p).__name__ == "Params4bit" and not p.is_floating_point()
-    }
+    ignored = {p for p in module.parameters() if type(p).__name__ == "Params4bit" and not p.is_floating_point()}
     return of_torch(module, **how, ignored_params=ignored) if ignored else of_torch(module, **how)
 
 
@@ -118,5 +116,3 @@ def quantized_states(module: Any) -> Iterator[torch.Tensor]:
             yield from (state.absmax, state.code)
             if state.nested:
                 yield from (state.offset, state.state2.absmax, state.state2.code)
-
-

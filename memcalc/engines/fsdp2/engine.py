@@ -191,7 +191,16 @@ def _packed_rows(setup: Setup, weight: Weight, packing: Packing, copies: int) ->
     return [
         Row("parameters", weight.name, shape, codes.dtype, copies, "always", "exact", source),
         *(
-            Row("parameters", f"{weight.name}.{one.name}", one.shape, one.dtype, copies, "always", "exact", packing.source)
+            Row(
+                "parameters",
+                f"{weight.name}.{one.name}",
+                one.shape,
+                one.dtype,
+                copies,
+                "always",
+                "exact",
+                packing.source,
+            )
             for one in scales
         ),
     ]

@@ -124,9 +124,7 @@ class Unit:
         held = [(weight, shape_in_unit(run.packing_of(weight), weight.shape)) for weight in weights]
         self.weights = [(weight.name, shape) for weight, shape in held if shape is not None]
         self.shapes = [shape for _, shape in self.weights]
-        self.cast = [
-            self._stored(weight) is not run.dtype for weight, shape in held if shape is not None
-        ]
+        self.cast = [self._stored(weight) is not run.dtype for weight, shape in held if shape is not None]
         """For each weight whether its shard is cast before it is gathered."""
         self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
         self.trained = [leaf.shape for leaf in self.leaves]
