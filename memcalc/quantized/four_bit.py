@@ -2,8 +2,8 @@
 
 A weight is two codes a byte, with the largest absolute value of each block of 64 (functional.py, quantize_4bit). Double
 quantization keeps these values as bytes, with the largest value of each 256. Forward makes a copy of the weight in the dtype
-of the computation and multiplies by it; backward makes another one. Neither keeps the input (autograd/_functions.py,
-MatMul4Bit; backends/cuda/ops.py, _dequant_linear_fallback).
+of the computation and multiplies by it; backward makes another one. Neither keeps the input. The node keeps the
+codes as an attribute (autograd/_functions.py, MatMul4Bit; backends/cuda/ops.py, _dequant_linear_fallback).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from memcalc.core.dtypes import fp32, uint8
 from memcalc.core.ops.elementwise import cast, record
 from memcalc.core.ops.matmul import linear, matmul, mm, times
 from memcalc.core.ops.shape import reshape
+from memcalc.core.ops.work import streams
 from memcalc.core.tensor import Streamed, new_tensor
 from memcalc.families.base.replacing import Stored
 
@@ -87,7 +88,9 @@ class FourBit(NamedTuple):
         memory.grad_enabled, memory.autocast, memory.contexts = False, None, None
         out = self._dequant_linear(x, weight, bias)
         memory.grad_enabled, memory.autocast, memory.contexts = outside
-        return record(out, _matmul_4bit_backward, (x,), context=(self, weight))
+        codes = None if x.node is None or memory.visitor is None else memory.visitor.gathered(weight)
+        inputs = (x,) if bias is None else (x, bias)
+        return record(out, _matmul_4bit_backward, inputs, context=(self, weight, codes))
 
     def _dequant_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply by a copy of the weight. The function's variables hold the scales and the copy until it returns."""
@@ -115,11 +118,28 @@ class FourBit(NamedTuple):
         return copy
 
 
-def _matmul_4bit_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def _matmul_4bit_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     grad = grads[0]
-    packing, weight = node.context
+    grad_bias = bias_gradient(node, grad)
+    return [_input_gradient(node, grad), grad_bias][: len(node.edges)]
+
+
+def _input_gradient(node: Node, grad: Tensor) -> Tensor | None:
+    if not node.needs(0):
+        return None
+    packing, weight, _codes = node.context
     name = f"{weight.name.removesuffix('.weight')} input gradient"
-    return [_times(grad, cast(packing.dequantized(weight), grad.dtype, "cast of the weight"), name)]
+    return _times(grad, cast(packing.dequantized(weight), grad.dtype, "cast of the weight"), name)
+
+
+def bias_gradient(node: Node, grad: Tensor) -> Tensor | None:
+    """Return the gradient of the bias, a node's second input, summed over the first dim alone; autograd sums it over the others."""
+    if len(node.edges) == 1 or not node.needs(1):
+        return None
+    dtype = node.metadata[1][1]
+    out = new_tensor(node.memory, grad.shape[1:], dtype, "bias gradient")
+    streams("sum", grad, out)
+    return out
 
 
 def _times(a: Tensor, b: Tensor, name: str) -> Tensor:

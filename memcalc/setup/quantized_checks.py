@@ -39,10 +39,7 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
         refuse("quantize", kind, f"with --cp {options.cp} {NOT_YET}--cp 1")
     if options.recompute == "op":
         refuse("recompute", "op", f"with --quantize {kind} {NOT_YET}none, full")
-    if engine == "deepspeed" and options.zero == 3:
-        refuse("quantize", kind, f"with ZeRO-3, which partitions the codes too, {NOT_YET}with --zero 0, 1, 2")
-    if engine == "fsdp2" or options.quantize_storage is not None:
-        check_sharded(options, engine)
+    check_sharded(options, engine)
     if options.prepare_kbit_training and base_dtype_name(options) == "fp32":
         refuse(
             "prepare_kbit_training", True, "casts 16-bit weights, and all are fp32; allowed: off, or --base-dtype bf16"

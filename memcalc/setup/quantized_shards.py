@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.inputs.options import NOT_YET, PLUS_PLUS, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name
 
 _WHOLE: Final = "uint8"
@@ -15,7 +15,7 @@ def storage_name(options: Options, engine: str) -> str:
     launchers' examples set the dtype of the other weights."""
     if options.quantize_storage is not None:
         return options.quantize_storage
-    return gathered_name(options) if engine == "fsdp2" else _WHOLE
+    return gathered_name(options) if engine == "fsdp2" or (engine == "deepspeed" and options.zero == 3) else _WHOLE
 
 
 def gathered_name(options: Options) -> str:
@@ -25,13 +25,18 @@ def gathered_name(options: Options) -> str:
 
 
 def check_sharded(options: Options, engine: str) -> None:
-    """Raise InputError for codes that an engine casts, and for quantised bases that FSDP2 does not shard."""
-    kind, storage = options.quantize, options.quantize_storage
-    base = gathered_name(options)
+    """Raise InputError for codes that an engine casts, and for quantised bases whose shards are not modelled."""
+    storage, base = options.quantize_storage, gathered_name(options)
     if storage not in (None, _WHOLE, base) and engine in ("deepspeed", "fsdp2"):
         refuse("quantize_storage", storage, f"{_cast(options, engine, base)}allowed: {_WHOLE}, {base}")
-    if engine != "fsdp2":
-        return
+    if engine == "fsdp2":
+        _check_fsdp2(options, base)
+    elif engine == "deepspeed" and options.zero == 3:
+        _check_zero_3(options, base)
+
+
+def _check_fsdp2(options: Options, base: str) -> None:
+    kind = options.quantize
     if kind == "int8":
         why = "bitsandbytes' Linear8bitLt looks for weight.CB, and the parameter that FSDP2 gathers has none"
         refuse("quantize", kind, f"with engine fsdp2: {why}; allowed: nf4, fp4, or --engine ddp")
@@ -42,6 +47,21 @@ def check_sharded(options: Options, engine: str) -> None:
     elif options.prepare_kbit_training:
         why = f"with engine fsdp2 and --precision {options.precision}, which gathers two dtypes then,"
         refuse("prepare_kbit_training", True, f"{why} {NOT_YET}off, or --precision {base}-mixed")
+
+
+def _check_zero_3(options: Options, base: str) -> None:
+    kind = options.quantize
+    if kind == "int8":
+        why = "with ZeRO-3, beside whose shards bitsandbytes keeps the codes whole (state.CB of Linear8bitLt),"
+        refuse("quantize", kind, f"{why} {NOT_YET}nf4, fp4, or --zero 0, 1, 2")
+    if options.quantize_storage == _WHOLE:
+        refuse("quantize_storage", _WHOLE, f"with ZeRO-3, which gathers two dtypes one by one then, {NOT_YET}{base}")
+    for name in ("offload_params", "offload_optimizer"):
+        if getattr(options, name) not in (None, "none"):
+            refuse(name, getattr(options, name), f"with --quantize {kind} and ZeRO-3 {NOT_YET}none")
+    for name, off in PLUS_PLUS.items():
+        if getattr(options, name) != off:
+            refuse(name, getattr(options, name), f"with --quantize {kind} {NOT_YET}{'off' if off is False else off}")
 
 
 def _cast(options: Options, engine: str, base: str) -> str:

@@ -19,16 +19,29 @@ from memcalc.quantized.chosen import base_dtype_name
 from memcalc.setup.setup import DTYPES as BY_NAME
 from memcalc.setup.setup import Setup
 from memcalc.tracing.modules import cast_tensors
-from memcalc.validate import engines, reference, run
+from memcalc.validate import deepspeed, engines, reference, run
 from memcalc.validate.comparison import Comparison
 from memcalc.validate.dtypes import DTYPES
 
 
+def dequantized_on_cuda(module: Any) -> Any:
+    """peft's own function without what it does on the CPU alone: make another weight, of which an engine knows nothing."""
+    from peft.utils.integrations import dequantize_bnb_weight, dequantize_module_weight
+
+    if type(module.weight).__name__ != "Params4bit":
+        return dequantize_module_weight(module)
+    return dequantize_bnb_weight(module.weight, state=module.weight.quant_state)
+
+
 def validate(model: Any, **options: Any) -> Comparison:
+    import peft.tuners.lora.dora
+
     with (
+        patch.object(peft.tuners.lora.dora, "dequantize_module_weight", dequantized_on_cuda),
         patch.object(reference, "quantize", quantize),
         patch.object(reference, "quantized_states", quantized_states),
         patch.object(engines, "fully_shard", fully_shard),
+        patch.object(deepspeed, "kept_tensors", kept_tensors),
     ):
         return run.validate(model, **options)
 
@@ -41,6 +54,15 @@ def fully_shard(module: Any, **how: Any) -> Any:
     return of_torch(module, **how, ignored_params=ignored) if ignored else of_torch(module, **how)
 
 
+_kept_tensors = deepspeed.kept_tensors
+
+
+def kept_tensors(job: Any) -> Any:
+    """What is alive between two steps of DeepSpeed, the scales among the parameters."""
+    kept = _kept_tensors(job)
+    return kept._replace(parameters=[*kept.parameters, *quantized_states(job.modules[0])])
+
+
 def quantize(module: Any, setup: Setup) -> Any:
     """The module with the linear layers that transformers quantises in 4 bits (quantizer_bnb_4bit.py)."""
     import bitsandbytes as bnb
@@ -48,7 +70,8 @@ def quantize(module: Any, setup: Setup) -> Any:
     from transformers.quantizers.base import HfQuantizer
 
     base = DTYPES[BY_NAME[base_dtype_name(setup)]]
-    cast_tensors(module, base)
+    if setup.engine == "fsdp2":  # DeepSpeed casts parameters itself
+        cast_tensors(module, base)
     weights = dict(module.named_parameters(remove_duplicate=False))
     how = transformers.BitsAndBytesConfig(
         load_in_4bit=True,
@@ -63,7 +86,7 @@ def quantize(module: Any, setup: Setup) -> Any:
     module = replace_with_bnb_linear(module, stay, how)
     for path, layer in module.named_modules():
         if isinstance(layer, bnb.nn.Linear4bit):
-            weight = weights[f"{path}.weight"].detach()
+            weight = weights[f"{path}.weight"].detach().to(base)
             weight = weight.t() if layer.source_cls is transformers.pytorch_utils.Conv1D else weight
             layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, **layer.weight.__dict__)
             with of_cuda():

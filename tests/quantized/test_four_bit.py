@@ -155,11 +155,6 @@ def test_biases_take_the_dtype_of_the_computation() -> None:
             {"base_dtype": "bf16", "precision": "bf16-autocast"},
             "--base-dtype bf16: for weights that train under",
         ),
-        (
-            LLAMA,
-            QLORA | {"gpus": 2, "zero": 3, "precision": "bf16-mixed"},
-            "--quantize nf4: with ZeRO-3, which partitions",
-        ),
         (LLAMA, QLORA | {"recompute": "op"}, "--recompute op: with --quantize nf4 is not modelled"),
         (
             LLAMA,

@@ -48,6 +48,11 @@ class Weight(NamedTuple):
     packing: Packing | None = None
     """The way in which the parameter is kept in fewer bits; None: as it is."""
 
+    @property
+    def held(self) -> Shape:
+        """Return the shape of the module's own parameter, which is that of the codes if the weight is quantised."""
+        return self.shape if self.packing is None else self.packing.stored(self.shape)[0].shape
+
 
 class Buffer(NamedTuple):
     """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`).
@@ -263,13 +268,12 @@ class Run:
         return self._linear(path, x, weight, bias)
 
     def _linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        packing = self.packing_of(weight)
-        if packing is not None:
+        packing, visitor = self.packing_of(weight), self.memory.visitor
+        if packing is not None and visitor is None:
             return packing.linear(x, weight, bias)
-        visitor = self.memory.visitor
         if visitor is not None:
             visited = visitor.enter(path, self.layer_of(weight), (weight,) if bias is None else (weight, bias))
-            out = linear(x, weight, bias)
+            out = linear(x, weight, bias) if packing is None else packing.linear(x, weight, bias)
             if visited:
                 visitor.leave(done=True)
             return out
@@ -366,16 +370,15 @@ class Module:
         return self._conv1d(x)
 
     def _conv1d(self, x: Tensor) -> Tensor:
-        weight, visitor = self.weight(), self.memory.visitor
-        packing = self.run.packing_of(weight)
+        weight, bias, visitor = self.weight(), self.weight("bias"), self.memory.visitor
+        packing, turned = self.run.packing_of(weight), None
         if packing is not None:  # bitsandbytes' layer, whose weight is the transposed one
             shape = weight.shape[::-1]
             turned = Tensor(weight.storage, shape, contiguous_strides(shape), weight.dtype, name=weight.name)
-            return packing.linear(x, turned, self.weight("bias"))
         if visitor is None:
-            return conv1d(x, self.weight(), self.weight("bias"))
+            return conv1d(x, weight, bias) if packing is None else packing.linear(x, turned, bias)
         visited = visitor.enter(self.path, self.layer)
-        out = conv1d(x, self.weight(), self.weight("bias"))
+        out = conv1d(x, weight, bias) if packing is None else packing.linear(x, turned, bias)
         if visited:
             visitor.leave(done=True)
         return out
