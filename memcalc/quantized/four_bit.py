@@ -133,7 +133,8 @@ def _input_gradient(node: Node, grad: Tensor) -> Tensor | None:
 
 
 def bias_gradient(node: Node, grad: Tensor) -> Tensor | None:
-    """Return the gradient of the bias, a node's second input, summed over the first dim alone; autograd sums it over the others."""
+    """Return the gradient of the bias, a node's second input, summed over the first dim alone. Autograd sums it over the
+    others."""
     if len(node.edges) == 1 or not node.needs(1):
         return None
     dtype = node.metadata[1][1]

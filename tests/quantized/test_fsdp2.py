@@ -23,12 +23,6 @@ BIASED = LLAMA | {"attention_bias": True}
 DEEP = LLAMA | {"num_hidden_layers": 8}  # so many that paper runs fewer
 
 
-@pytest.fixture(autouse=True)
-def libraries() -> None:
-    for name in ("bitsandbytes", "peft"):
-        pytest.importorskip(name)
-
-
 def named(options: dict[str, Any]) -> str:
     return options.get("model_type") or "-".join(map(str, options.values())) or "plain"
 
@@ -108,7 +102,7 @@ def test_families(family: str, recompute: str) -> None:
 @pytest.mark.parametrize("shape", [(96, 200), (300, 64)])
 def test_codes_in_another_dtype(shape: tuple[int, int], storage: Any) -> None:
     """Real tensors of a small weight."""
-    import bitsandbytes as bnb
+    bnb = pytest.importorskip("bitsandbytes")
     import torch
 
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[storage.name]
@@ -132,7 +126,7 @@ def sharded(layer: Any, **policy: Any) -> Any:
 
 def test_fsdp2_makes_int8_weights_plain_parameters() -> None:
     """Linear8bitLt looks for `CB` on its weight."""
-    import bitsandbytes as bnb
+    bnb = pytest.importorskip("bitsandbytes")
     import torch
 
     layer = bnb.nn.Linear8bitLt(64, 64, bias=False, has_fp16_weights=False)
@@ -144,7 +138,7 @@ def test_fsdp2_makes_int8_weights_plain_parameters() -> None:
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float32"])
 def test_a_policy_casts_codes_of_another_dtype(storage: str) -> None:
-    import bitsandbytes as bnb
+    bnb = pytest.importorskip("bitsandbytes")
     import torch
 
     dtype = getattr(torch, storage)

@@ -1,9 +1,9 @@
 """Gathered codes that the graph keeps: a base in 4 bits under ZeRO-3.
 
-ZeRO-3 frees a gathered parameter by giving it other data (partition_parameters.py, free_param). bitsandbytes' product keeps a view
-of the codes for its backward, as an attribute of its node (autograd/_functions.py, MatMul4Bit: `ctx.tensors`), not with
-`save_for_backward`. So the block stays when the parameter has released it. No hook of saved tensors sees it: a checkpoint does not
-free it. It lives as long as the graph, and the graph as long as the loss. What backward gathers again is not read.
+ZeRO-3 frees a gathered parameter by giving it other data (partition_parameters.py, free_param). bitsandbytes' product keeps a
+view of the codes for its backward, as an attribute of its node (autograd/_functions.py, MatMul4Bit: `ctx.tensors`), not with
+`save_for_backward`. So the block stays when the parameter has released it. No hook of saved tensors sees it: a checkpoint does
+not free it. It lives as long as the graph, and the graph as long as the loss. What backward gathers again is not read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ KEPT: Final = "codes of the step before, kept by its graph"
 
 
 def play_with_codes(how: ZeRO3, step_over: Callable[[Out], Step], out: Out) -> None:
-    """Play a step that begins with the codes that the graph of the step before keeps, and leaves its own. `step_over` returns the
-    step over a run."""
+    """Play a step that begins with the codes that the graph of the step before keeps, and leaves its own. `step_over` returns
+    the step over a run."""
     before = step_over(_Counted())
     play(before)
     step = step_over(out)

@@ -1,4 +1,4 @@
-"""What FSDP2 shards of a weight, and in which dtype.
+"""FSDP2's part of a weight: what is sharded of it, and in which dtype.
 
 Of a quantised weight it shards the tensor of its codes, if that is of a floating-point dtype. accelerate leaves codes in uint8
 out of FSDP2's units (`ignored_params`, accelerate/utils/fsdp_utils.py): they are whole on every rank. The scales are no
