@@ -371,14 +371,14 @@ class Module:
 
     def _conv1d(self, x: Tensor) -> Tensor:
         weight, bias, visitor = self.weight(), self.weight("bias"), self.memory.visitor
-        packing, turned = self.run.packing_of(weight), None
+        packing = self.run.packing_of(weight)
         if packing is not None:  # bitsandbytes' layer, whose weight is the transposed one
             shape = weight.shape[::-1]
-            turned = Tensor(weight.storage, shape, contiguous_strides(shape), weight.dtype, name=weight.name)
+            weight = Tensor(weight.storage, shape, contiguous_strides(shape), weight.dtype, name=weight.name)
         if visitor is None:
-            return conv1d(x, weight, bias) if packing is None else packing.linear(x, turned, bias)
+            return conv1d(x, weight, bias) if packing is None else packing.linear(x, weight, bias)
         visited = visitor.enter(self.path, self.layer)
-        out = conv1d(x, weight, bias) if packing is None else packing.linear(x, turned, bias)
+        out = conv1d(x, weight, bias) if packing is None else packing.linear(x, weight, bias)
         if visited:
             visitor.leave(done=True)
         return out
