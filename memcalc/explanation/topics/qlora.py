@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memcalc.explanation.topic import Asked
 
 _PAPER: Final = "Dettmers et al., QLoRA, arXiv 2305.14314, section 3 (formula)"
-_KEEPS: Final = "bitsandbytes 0.50 autograd/_functions.py, MatMul4Bit (formula)"
+_KEEPS: Final = "bitsandbytes/autograd/_functions.py of 0.50, MatMul4Bit (formula)"
 
 CODES: Final = Rule(
     title=Words("Half a byte of codes for a parameter, shared by n GPUs", "每个参数半字节编码，由 n 张 GPU 分担"),
