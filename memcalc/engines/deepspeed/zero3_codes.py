@@ -1,9 +1,10 @@
 """Gathered codes that the graph keeps: a base in 4 bits under ZeRO-3.
 
 ZeRO-3 frees a gathered parameter by giving it other data (partition_parameters.py, free_param). bitsandbytes' product keeps a
-view of the codes for its backward, as an attribute of its node (bitsandbytes/autograd/_functions.py, MatMul4Bit: `ctx.tensors`),
-not with `save_for_backward`. So the block stays when the parameter has released it. No hook of saved tensors sees it: a
-checkpoint does not free it. It lives as long as the graph, and the graph as long as the loss. What backward gathers again is not read.
+view of the codes for its backward, as an attribute of its node (`ctx.tensors` of MatMul4Bit in
+bitsandbytes/autograd/_functions.py), not with `save_for_backward`. So the block stays when the parameter has released it. No
+hook of saved tensors sees it: a checkpoint does not free it. It lives as long as the graph, and the graph as long as the loss.
+What backward gathers again is not read.
 """
 
 from __future__ import annotations
