@@ -57,6 +57,7 @@ PAPERS: dict[str, str] = {
     "2205.14135": "Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness",
     "2302.13971": "Touvron et al., LLaMA: Open and Efficient Foundation Language Models",
     "2303.06865": "Sheng et al., FlexGen: High-Throughput Generative Inference of Large Language Models with a Single GPU",
+    "2305.14314": "Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs",
     "2305.13048": "Peng et al., RWKV: Reinventing RNNs for the Transformer Era",
     "2308.12950": "Rozière et al., Code Llama: Open Foundation Models for Code",
     "2309.06180": "Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention",

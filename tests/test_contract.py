@@ -21,7 +21,7 @@ OPTIONS = (
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
     "--max-reuse-distance", "--param-persistence-threshold", "--prefetch-bucket-size", "--sub-group-size", "--overlap-comm",
-    "--zero-quantized-weights", "--zero-quantized-gradients", "--zero-hpz-partition-size",
+    "--quantize-storage", "--zero-quantized-weights", "--zero-quantized-gradients", "--zero-hpz-partition-size",
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
     "--cublas-workspace-config", "--te-workspaces",
     "--use-orig-params", "--backward-prefetch", "--forward-prefetch", "--servers",
@@ -60,6 +60,7 @@ VALUES = {
     "--base-dtype": "fp32 bf16 fp16",
     "--quantize": "none nf4 fp4 int8",
     "--quantize-compute-dtype": "fp32 bf16 fp16",
+    "--quantize-storage": "uint8 fp32 bf16 fp16",
     "--task": "pretrain sft dpo kto ppo grpo",
     "--engine": "none ddp fsdp2 deepspeed megatron fsdp1 data-parallel parameter-server colossalai",
     "--tp-dims": "1 2 2.5 3",
@@ -94,6 +95,7 @@ DEFAULTS: dict[str, Any] = {
     "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None, "tp_dims": "1", "tp_depth": None,
     "autotp": False, "packing": False, "offload_activations": "none", "neftune_alpha": None, "lengths": None,
+    "quantize_storage": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 

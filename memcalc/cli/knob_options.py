@@ -23,6 +23,15 @@ TeWorkspaces = Annotated[
         "--te-workspaces",
     ),
 ]
+QuantizeStorage = Annotated[
+    str | None,
+    option(
+        "The dtype of the tensors that hold 4-bit codes (bnb_4bit_quant_storage): uint8, fp32, bf16, fp16. FSDP shards those of "
+        "the weights' own dtype. (default: the base's with fsdp2, else uint8)",
+        KNOBS,
+        "--quantize-storage",
+    ),
+]
 ZeroQuantizedWeights = Annotated[
     bool,
     option("ZeRO-3 gathers weights as int8 codes (ZeRO++'s qwZ). (default: off)", KNOBS, "--zero-quantized-weights"),

@@ -83,6 +83,7 @@ def _setup(
     prefetch_bucket_size: o.PrefetchBucketSize = None,
     sub_group_size: o.SubGroupSize = None,
     overlap_comm: o.OverlapComm = None,
+    quantize_storage: k.QuantizeStorage = None,
     zero_quantized_weights: k.ZeroQuantizedWeights = False,
     zero_quantized_gradients: k.ZeroQuantizedGradients = False,
     zero_hpz_partition_size: k.ZeroHpzPartitionSize = None,

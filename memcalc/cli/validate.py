@@ -118,14 +118,18 @@ def validate(
 
 def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
     """Raise InputError for parts of ZeRO++, whose quantiser has no version for the CPU and which no run asks DeepSpeed for,
-    and for weights on the host."""
+    for weights on the host, and for codes in another dtype than bitsandbytes' own, or in shards."""
     from memcalc import estimate
     from memcalc.inputs.file_options import FILES
     from memcalc.inputs.options import NOT_YET, PLUS_PLUS, refuse
 
-    if not any(name in given for name in (*PLUS_PLUS, "offload_params", *FILES)):
+    if not any(name in given for name in (*PLUS_PLUS, "offload_params", "quantize", *FILES)):
         return
     setup = estimate(model, **given).setup
+    shards = setup.engine == "fsdp2" or (setup.engine == "deepspeed" and setup.zero == 3)
+    if setup.quantize_storage is not None and (shards or setup.quantize_storage != "uint8"):
+        how = f"with codes in {setup.quantize_storage} and engine {setup.engine}"
+        refuse("quantize", setup.quantize, f"{how}, in a run {NOT_YET}none; memcalc estimate takes it")
     if setup.offload_params != "none":
         refuse("offload_params", setup.offload_params, f"in a run {NOT_YET}none; memcalc estimate takes it")
     for name, off in PLUS_PLUS.items():

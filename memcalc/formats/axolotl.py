@@ -10,7 +10,7 @@ from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
 from memcalc.formats.section import Section
-from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, read_adapters
+from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, give_storage, read_adapters
 from memcalc.formats.trainer_additions import read_noise
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt, texts
 from memcalc.formats.trainer_fsdp import read_fsdp
@@ -211,6 +211,7 @@ def _read_adapter(found: Findings, rl: str | None) -> str | None:
         compute = dtype(own, "bnb_4bit_compute_dtype") or weights
         double = Findings(own).switch("bnb_4bit_use_double_quant", True)
         give_quantized(found, "load_in_4bit", kind, weights if compute == "auto" else compute, double)
+        give_storage(found, own, "bf16")  # loaders/model.py
     if rl is None and not section.flag("trust_remote_code") and not (adapter == "lora" and eight):
         _note_kernels(found)
     return adapter
@@ -266,7 +267,8 @@ def _read_precision(found: Findings, adapter: str | None, engine: str | None) ->
     weights = _weights(section)
     is_bf16 = (_bf16(section) and section.raw("bf16") != "full") or bool(section.flag("bfloat16"))
     cast = "bf16" if is_bf16 else "fp16" if section.flag("fp16") and not _bf16(section) else None
-    result = combined(weights, cast, adapters=adapter is not None, engine=engine)
+    quantized = adapter == "qlora"
+    result = combined(weights, cast, adapters=adapter is not None, engine=engine, quantized=quantized)
     key = next((key for key in ("bf16", "bfloat16", "fp16", "float16") if is_on(section, key)), "bf16")
     give_precision(found, key, result, is_given=key in section and engine != "deepspeed")
     if adapter is not None and section.flag("peft_autocast_adapter_dtype") is False and weights != "fp32":

@@ -214,6 +214,7 @@ def _read_trained(found: Findings, kind: str) -> None:
     four = section.choice("quantization_type", ("nf4", "fp4")) or "nf4"
     compute = autocast(found)[0] or "bf16"
     give_quantized(found, "quantization_bit", four, compute, found.switch("double_quantization", True))
+    found.assume("quantize_storage", "quantization_bit", compute)  # model_utils/quantization.py
 
 
 def _read_frozen(found: Findings) -> None:

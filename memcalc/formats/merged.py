@@ -13,6 +13,7 @@ from memcalc.formats.deepspeed import Others
 from memcalc.formats.found import ACCUMULATION, REPLICAS, Found, Value
 from memcalc.formats.fsdp1_together import with_fsdp1_where_modelled
 from memcalc.formats.loading import load
+from memcalc.formats.quantized_shards import check_flat, with_adapters_as_cast
 from memcalc.formats.together import (
     with_loss_of_engine,
     with_precision_of_engine,
@@ -49,9 +50,9 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "gpus": ("dp", "gpus_per_node"),
     "lora_rank": (
         "lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "dora", "modules_to_save", "quantize",
-        "double_quant", "quantize_compute_dtype", "prepare_kbit_training", "base_dtype",
+        "double_quant", "quantize_compute_dtype", "prepare_kbit_training", "base_dtype", "quantize_storage",
     ),
-    "quantize": ("double_quant", "quantize_compute_dtype", "prepare_kbit_training"),
+    "quantize": ("double_quant", "quantize_compute_dtype", "prepare_kbit_training", "quantize_storage"),
 }  # fmt: skip
 """An option -> those of a file that go with the file's value of it: another value that is given drops them."""
 
@@ -77,7 +78,9 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     ]
     said = with_precision_of_engine(given, _said(files, given), trainer[0] if trainer else None)
     said = _that_still_go(said, given)
+    check_flat(given, said)
     said, of_fsdp1 = with_fsdp1_where_modelled(model, given, said)
+    said = with_adapters_as_cast(given, said)
     said, left_out = without_what_is_not_modelled(given, said)
     said, loss = with_loss_of_engine(model, given, said)
     said, additions = without_unmodelled_additions(model, given, said)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from memcalc.formats.found import Value
+from memcalc.formats.quantized_shards import keeps_base, with_base_as_loaded
 from memcalc.inputs.model import Model
 from memcalc.tasks.program import takes_head
 
@@ -27,7 +28,7 @@ def with_precision_of_engine(
     engine, precision = given.get("engine") or _of(said, "engine"), said.get("precision")
     if engine not in _CASTING:
         return out
-    if of_trainer is not None:
+    if of_trainer is not None and not keeps_base(engine, said):
         out.pop("base_dtype", None)  # all weights are held and gathered as the engine does it
     half = str(precision.value).split("-")[0] if precision is not None else ""
     if (
@@ -40,7 +41,7 @@ def with_precision_of_engine(
     out["precision"] = precision._replace(value=f"{half}-mixed")
     if engine in ("fsdp2", "fsdp1"):  # accelerate's policy reduces gradients in the dtype that it gathers weights in
         out["grad_dtype"] = Value(half, precision.where, is_given=False)
-    return out
+    return with_base_as_loaded(out, precision, half) if keeps_base(engine, said) else out
 
 
 class _LeftOut(NamedTuple):

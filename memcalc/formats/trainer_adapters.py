@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from memcalc.formats.found import Value
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_findings import Findings, modules
+
+_STORAGE: Final = {"uint8": "uint8", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""transformers' names of dtypes that codes can be in (BitsAndBytesConfig), in memcalc's words. Codes in int8 and float64 are not
+modelled."""
 
 
 class Adapters(NamedTuple):
@@ -62,3 +66,16 @@ def give_quantized(found: Findings, key: str, kind: str, compute_dtype: str, dou
     found.give("quantize", key, kind)
     found.assume("quantize_compute_dtype", key, compute_dtype)
     found.options["double_quant"] = double
+
+
+def give_storage(found: Findings, place: Section, default: str) -> None:
+    """Set the dtype of the tensors that hold 4-bit codes: a key in `place`, or what the tool uses without it."""
+    key = "bnb_4bit_quant_storage"
+    text = place.text(key)
+    if text is None:
+        found.options["quantize_storage"] = place.default(key, default)
+        return
+    name = text.strip().lower().removeprefix("torch.")
+    if name not in _STORAGE:
+        place.refuse(key, "allowed: uint8, bfloat16, float16, float32")
+    found.options["quantize_storage"] = place.value(key, _STORAGE[name])

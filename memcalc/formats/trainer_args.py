@@ -10,7 +10,7 @@ from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
 from memcalc.formats.section import Section
-from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, read_adapters
+from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, give_storage, read_adapters
 from memcalc.formats.trainer_additions import read_additions
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt
 from memcalc.formats.trainer_fsdp import read_fsdp
@@ -157,7 +157,7 @@ def _read_precision(found: Findings, *, is_trl: bool, engine: str | None) -> Non
             found.notes.append(f"{section.where('dtype')}: not there, so weights are taken to be loaded in float32")
     adapted = _read_adapters(found, is_trl=is_trl)
     quantized = _read_quantized(found, weights)
-    result = combined(weights, cast, adapters=adapted, engine=engine)
+    result = combined(weights, cast, adapters=adapted, engine=engine, quantized=quantized)
     switch = "fp16" if cast == "fp16" else "bf16"
     give_precision(found, switch if is_switched else key, result, is_given=is_given and engine != "deepspeed")
     if adapted and quantized and is_trl and weights == "bf16":
@@ -204,6 +204,7 @@ def _read_quantized(found: Findings, weights: str) -> bool:
     if _mode(section) == "qlora" and "load_in_4bit" not in section:
         found.note("train_mode", "the base is in nf4 with nested scales, as Firefly has it")
         give_quantized(found, "train_mode", "nf4", weights, section.default("train_mode", True))
+        give_storage(found, section, "uint8")
         if not has_own_loss(found):
             found.give("prepare_kbit_training", "train_mode", True)
         return True
@@ -215,6 +216,7 @@ def _read_quantized(found: Findings, weights: str) -> bool:
     double = section.first("use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant")
     compute = weights if compute == "auto" else compute
     give_quantized(found, "load_in_4bit", kind, compute, found.switch(double, False))
+    give_storage(found, section, "uint8")
     return True
 
 

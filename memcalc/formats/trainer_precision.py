@@ -57,15 +57,19 @@ def autocast(found: Findings, default: str | None = None) -> tuple[str | None, b
     return default, False
 
 
-def combined(weights: str, autocast: str | None, *, adapters: bool, engine: str | None) -> Precision:
+def combined(
+    weights: str, autocast: str | None, *, adapters: bool, engine: str | None, quantized: bool = False
+) -> Precision:
     """Return the precision of weights loaded in a dtype, with autocast in another or without it.
 
     `adapters`: they train in fp32 beside a frozen base. `engine`: fsdp2, deepspeed, or None for the Trainer's own.
+    `quantized`: the base has weights in 4 bits, and the others keep their dtype until FSDP gathers them.
     """
     if engine == "deepspeed":
         return Precision(f"{autocast}-mixed" if autocast else "fp32")
     if engine == "fsdp2":  # accelerate's policy reduces gradients in the dtype that it gathers weights in
-        return Precision(f"{autocast}-mixed", grad_dtype=autocast) if autocast else Precision(weights)
+        base = weights if quantized and weights != autocast else None
+        return Precision(f"{autocast}-mixed", base, grad_dtype=autocast) if autocast else Precision(weights)
     if autocast is None:
         return Precision(weights)
     if weights == "fp32":

@@ -60,7 +60,7 @@ def _name(model: Model) -> str | None:
 
 def _weights(setup: Setup) -> str:
     """Return the dtype that the weights are loaded in. FSDP casts what it gathers, and wants one dtype in a unit."""
-    if setup.engine == "fsdp2" and setup.precision.endswith("-mixed"):
+    if setup.engine == "fsdp2" and setup.precision.endswith("-mixed") and setup.quantize in ("none", "int8"):
         return "fp32"
     return base_dtype_name(setup)
 
@@ -103,6 +103,8 @@ def _quantized(setup: Setup) -> Part:
     keys: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": setup.quantize}
     if setup.double_quant:
         keys["use_bnb_nested_quant"] = True
+    if setup.quantize_storage not in (None, "uint8"):
+        keys["bnb_4bit_quant_storage"] = _DTYPES[setup.quantize_storage]
     takes = {"quantize_compute_dtype": _weights(setup)}
     why = {"quantize_compute_dtype": "TRL multiplies quantised weights in the dtype that it loads the model in"}
-    return Part(keys, frozenset({"quantize", "double_quant"}), takes, why)
+    return Part(keys, frozenset({"quantize", "double_quant", "quantize_storage"}), takes, why)

@@ -28,7 +28,7 @@ _WHY: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("lora_rank", "lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "dora", "modules_to_save"), _ADAPTERS
     ),
-    **dict.fromkeys(("quantize", "double_quant", "quantize_compute_dtype"), _LOADING),
+    **dict.fromkeys(("quantize", "double_quant", "quantize_compute_dtype", "quantize_storage"), _LOADING),
     **dict.fromkeys(("gpus_per_node", "gpu", "network_gbps", *EFFICIENCIES), "the machine decides it"),
 }  # fmt: skip
 _OTHERWISE: Final = "the script decides it"
@@ -82,6 +82,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "lora_bias": "none",
         "adapter_dtype": "bf16" if setup.task == "sft" and setup.quantize != "none" else "fp32",
         "input_require_grads": _input_require_grads(setup, model),
+        "quantize_storage": setup.compute_dtype.name if setup.engine == "fsdp2" else "uint8",
         "quantize_compute_dtype": None if setup.quantize == "int8" else setup.precision.split("-")[0],
         "precompute_reference": False,
         "network_gbps": _network(setup),

@@ -108,6 +108,7 @@ class Options(NamedTuple):
     offload_activations: str = "none"
     neftune_alpha: float | None = None
     lengths: str | None = None
+    quantize_storage: str | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -138,6 +139,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "base_dtype": ("fp32", "bf16", "fp16"),
     "quantize": ("none", "nf4", "fp4", "int8"),
     "quantize_compute_dtype": ("fp32", "bf16", "fp16"),
+    "quantize_storage": ("uint8", "fp32", "bf16", "fp16"),
     "task": ("pretrain", "sft", "dpo", "kto", "ppo", "grpo"),
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_params": ("none", "cpu", "nvme"),

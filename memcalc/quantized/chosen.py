@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from memcalc.core.dtypes import bf16, fp16, fp32
+from memcalc.core.dtypes import bf16, fp16, fp32, uint8
 
 if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
 
-_DTYPES = {"fp32": fp32, "bf16": bf16, "fp16": fp16}
+_DTYPES = {"fp32": fp32, "bf16": bf16, "fp16": fp16, "uint8": uint8}
 
 
 class Chosen(Protocol):
@@ -27,6 +27,8 @@ class Chosen(Protocol):
     def quantize_compute_dtype(self) -> str | None: ...
     @property
     def prepare_kbit_training(self) -> bool: ...
+    @property
+    def quantize_storage(self) -> str | None: ...
 
 
 class Quantization(NamedTuple):
@@ -37,6 +39,8 @@ class Quantization(NamedTuple):
     computes: DType
     original: DType
     """The dtype that the base was loaded in."""
+    storage: DType
+    """The dtype of the tensors that hold the codes."""
 
 
 class EightBits(NamedTuple):
@@ -59,7 +63,8 @@ def quantization_of(chosen: Chosen) -> Quantization | EightBits | None:
         name, _, rest = chosen.precision.partition("-")
         autocast = _DTYPES[name] if rest == "autocast" else None
         return EightBits(original, fp32 if chosen.prepare_kbit_training else original, autocast)
-    return Quantization(chosen.double_quant, _DTYPES[compute_dtype_name(chosen)], _DTYPES[base_dtype_name(chosen)])
+    computes, original = _DTYPES[compute_dtype_name(chosen)], _DTYPES[base_dtype_name(chosen)]
+    return Quantization(chosen.double_quant, computes, original, _DTYPES[chosen.quantize_storage or "uint8"])
 
 
 def compute_dtype_name(chosen: Chosen) -> str:

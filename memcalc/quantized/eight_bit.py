@@ -22,6 +22,7 @@ from memcalc.core.ops.shape import contiguous, reshape, transpose, view
 from memcalc.core.ops.work import streams, works
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.replacing import Stored
+from memcalc.quantized.four_bit import bias_gradient
 
 if TYPE_CHECKING:
     from memcalc.core.autograd import Node
@@ -137,7 +138,7 @@ def _codes(weight: Tensor) -> Tensor:
 def _matmul_8bit_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     weight, dtype, _kept = node.context
     grad = grads[0]
-    grad_bias = _bias_gradient(node, grad)
+    grad_bias = bias_gradient(node, grad)
     if len(grad.shape) == _BATCHED:
         grad = contiguous(reshape(grad, merge(*grad.shape[:-1]), grad.shape[-1]))
     return [_input_gradient(node, grad, weight, dtype), grad_bias][: len(node.edges)]
@@ -146,16 +147,6 @@ def _matmul_8bit_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None
 def input_kept_by(node: Node) -> Tensor | None:
     """Return the input that a node keeps as an attribute; None for a node of another op, or one that keeps none."""
     return node.context[2] if node.backward is _matmul_8bit_backward else None
-
-
-def _bias_gradient(node: Node, grad: Tensor) -> Tensor | None:
-    """Return the gradient of the bias, summed over the first dim alone; autograd sums it over the others."""
-    if len(node.edges) == 1 or not node.needs(1):
-        return None
-    dtype = node.metadata[1][1]
-    out = new_tensor(node.memory, grad.shape[1:], dtype, "bias gradient")
-    streams("sum", grad, out)
-    return out
 
 
 def _input_gradient(node: Node, grad: Tensor, weight: Tensor, dtype: DType) -> Tensor | None:

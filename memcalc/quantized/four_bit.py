@@ -2,8 +2,8 @@
 
 A weight is two codes a byte, with the largest absolute value of each block of 64 (functional.py, quantize_4bit). Double
 quantization keeps these values as bytes, with the largest value of each 256. Forward makes a copy of the weight in the dtype
-of the computation and multiplies by it; backward makes another one. Neither keeps the input (autograd/_functions.py,
-MatMul4Bit; backends/cuda/ops.py, _dequant_linear_fallback).
+of the computation and multiplies by it; backward makes another one. Neither keeps the input. The node keeps the
+codes as an attribute (autograd/_functions.py, MatMul4Bit; backends/cuda/ops.py, _dequant_linear_fallback).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from memcalc.core.dtypes import fp32, uint8
 from memcalc.core.ops.elementwise import cast, record
 from memcalc.core.ops.matmul import linear, matmul, mm, times
 from memcalc.core.ops.shape import reshape
+from memcalc.core.ops.work import streams
 from memcalc.core.tensor import Streamed, new_tensor
 from memcalc.families.base.replacing import Stored
 
@@ -42,6 +43,8 @@ class FourBit(NamedTuple):
     """The dtype of the products in forward (`bnb_4bit_compute_dtype`)."""
     original: DType
     """The dtype that the weight had, in which backward makes its copy."""
+    storage: DType = uint8
+    """The dtype of the tensor that holds the codes (`bnb_4bit_quant_storage`)."""
     source: str = _SOURCE
     copies_result: bool = True
 
@@ -54,7 +57,7 @@ class FourBit(NamedTuple):
         """Return the tensors that hold a weight of this shape; the first one has its codes."""
         elements = numel(shape)[0]
         blocks = Dim("blocks", -(-elements // _BLOCK))
-        codes = Stored("", (Dim("pairs", -(-elements // 2)), ONE_DIM), uint8)
+        codes = Stored("", (self._packed(elements), ONE_DIM), self.storage)
         table = Stored("quant_map", (_CODES,), fp32)
         if not self.nested:
             return codes, Stored("absmax", (blocks,), fp32), table
@@ -68,6 +71,12 @@ class FourBit(NamedTuple):
             Stored("nested_offset", (), fp32),
         )
 
+    def _packed(self, elements: int) -> Dim:
+        """Return the elements of the tensor that holds the codes (backends/cuda/ops.py, quantize_4bit)."""
+        if self.storage is uint8:
+            return Dim("pairs", -(-elements // 2))
+        return Dim(f"codes/{2 * self.storage.itemsize}", (elements + 1) // (2 * self.storage.itemsize))
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Run Linear4bit.forward: x (..., in), weight (out, in), bias (out) -> (..., out)."""
         out = self._matmul_4bit(cast(x, self.computes, "input cast for the 4-bit weight"), weight, bias)
@@ -79,7 +88,9 @@ class FourBit(NamedTuple):
         memory.grad_enabled, memory.autocast, memory.contexts = False, None, None
         out = self._dequant_linear(x, weight, bias)
         memory.grad_enabled, memory.autocast, memory.contexts = outside
-        return record(out, _matmul_4bit_backward, (x,), context=(self, weight))
+        codes = None if x.node is None or memory.visitor is None else memory.visitor.gathered(weight)
+        inputs = (x,) if bias is None else (x, bias)
+        return record(out, _matmul_4bit_backward, inputs, context=(self, weight, codes))
 
     def _dequant_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply by a copy of the weight. The function's variables hold the scales and the copy until it returns."""
@@ -107,11 +118,29 @@ class FourBit(NamedTuple):
         return copy
 
 
-def _matmul_4bit_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def _matmul_4bit_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     grad = grads[0]
-    packing, weight = node.context
+    grad_bias = bias_gradient(node, grad)
+    return [_input_gradient(node, grad), grad_bias][: len(node.edges)]
+
+
+def _input_gradient(node: Node, grad: Tensor) -> Tensor | None:
+    if not node.needs(0):
+        return None
+    packing, weight, _codes = node.context
     name = f"{weight.name.removesuffix('.weight')} input gradient"
-    return [_times(grad, cast(packing.dequantized(weight), grad.dtype, "cast of the weight"), name)]
+    return _times(grad, cast(packing.dequantized(weight), grad.dtype, "cast of the weight"), name)
+
+
+def bias_gradient(node: Node, grad: Tensor) -> Tensor | None:
+    """Return the gradient of the bias, a node's second input, summed over the first dim alone. Autograd sums it over the
+    others."""
+    if len(node.edges) == 1 or not node.needs(1):
+        return None
+    dtype = node.metadata[1][1]
+    out = new_tensor(node.memory, grad.shape[1:], dtype, "bias gradient")
+    streams("sum", grad, out)
+    return out
 
 
 def _times(a: Tensor, b: Tensor, name: str) -> Tensor:

@@ -38,6 +38,7 @@ def notes(report: Report) -> list[str]:
         *_of_older_engines(report),
         *_of_dora(report),
         *_of_int8(report),
+        *_of_shards(report),
         *_of_decompositions(report),
         *_of_attention(report),
         *_of_codes(report),
@@ -227,6 +228,16 @@ def _of_rollout(report: Report) -> list[str]:
             f"with --micro-batch-size {s.num_generations} it runs"
         )
     return out
+
+
+def _of_shards(report: Report) -> list[str]:
+    """Return notes on what of a base in 4 bits is not sharded, or not for long."""
+    s = report.setup
+    if s.quantize_storage is None or s.zero < 2 or s.engine not in ("fsdp2", "deepspeed"):
+        return []
+    from memcalc.report.shards_notes import shards_notes
+
+    return shards_notes(report)
 
 
 def _of_decompositions(report: Report) -> list[str]:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name, compute_dtype_name
+from memcalc.setup.quantized_shards import check_sharded, storage_name
 
 if TYPE_CHECKING:
     from memcalc.families.base.linear_modules import Place
     from memcalc.inputs.model import Model
 
-_OF_FOUR_BITS: Final = ("double_quant", "quantize_compute_dtype")
+_OF_FOUR_BITS: Final = ("double_quant", "quantize_compute_dtype", "quantize_storage")
 _DIMS_OF_INT8: Final = (2, 3)
 _CLIPPED: Final = ("q_proj", "k_proj", "v_proj")
 _OF_QUANTISED: Final = (*_OF_FOUR_BITS, "prepare_kbit_training")
@@ -32,14 +33,13 @@ def check_quantized(options: Options, engine: str, model: Model | None) -> None:
             refuse(name, getattr(options, name), "is an option of 4-bit weights; allowed: with --quantize nf4, fp4")
     if not options.lora_rank:
         refuse("quantize", kind, "quantised weights do not train; allowed: with --lora-rank 1 or more")
-    if engine not in ("none", "ddp", "deepspeed"):
-        refuse("quantize", kind, f"with engine {engine} {NOT_YET}with --engine none, ddp, deepspeed")
+    if engine not in ("none", "ddp", "deepspeed", "fsdp2"):
+        refuse("quantize", kind, f"with engine {engine} {NOT_YET}with --engine none, ddp, deepspeed, fsdp2")
     if options.cp > 1:
         refuse("quantize", kind, f"with --cp {options.cp} {NOT_YET}--cp 1")
     if options.recompute == "op":
         refuse("recompute", "op", f"with --quantize {kind} {NOT_YET}none, full")
-    if engine == "deepspeed" and options.zero == 3:
-        refuse("quantize", kind, f"with ZeRO-3, which partitions the codes too, {NOT_YET}with --zero 0, 1, 2")
+    check_sharded(options, engine)
     if options.prepare_kbit_training and base_dtype_name(options) == "fp32":
         refuse(
             "prepare_kbit_training", True, "casts 16-bit weights, and all are fp32; allowed: off, or --base-dtype bf16"
@@ -98,6 +98,8 @@ def _check_base_dtype(options: Options, engine: str) -> None:
     given = options.base_dtype
     if given is None or given == base_dtype_name(options._replace(base_dtype=None)):
         return
+    if engine == "fsdp2" and options.quantize != "none" and options.precision.endswith("-mixed"):
+        return
     if not options.precision.endswith("-autocast"):
         natural = base_dtype_name(options._replace(base_dtype=None))
         refuse("base_dtype", given, f"with --precision {options.precision} the base is {natural}; allowed: {natural}")
@@ -107,7 +109,7 @@ def _check_base_dtype(options: Options, engine: str) -> None:
         refuse("base_dtype", given, f"with engine {engine} {NOT_YET}fp32")
 
 
-def quantized_options(options: Options) -> dict[str, Any]:
+def quantized_options(options: Options, engine: str) -> dict[str, Any]:
     """Return the options of a quantised base as they are resolved."""
     return {
         "base_dtype": options.base_dtype,
@@ -115,4 +117,5 @@ def quantized_options(options: Options) -> dict[str, Any]:
         "double_quant": options.double_quant,
         "quantize_compute_dtype": None if options.quantize in ("none", "int8") else compute_dtype_name(options),
         "prepare_kbit_training": options.prepare_kbit_training,
+        "quantize_storage": None if options.quantize in ("none", "int8") else storage_name(options, engine),
     }

@@ -168,7 +168,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         freeze=options.freeze,
         **adapter_options(options),
         input_require_grads=input_require_grads_of(options, engine, model),
-        **quantized_options(options),
+        **quantized_options(options, engine),
         task=options.task,
         precompute_reference=precompute_reference_of(options),
         completion_len=options.completion_len,

@@ -154,6 +154,8 @@ class Setup(NamedTuple):
     """The magnitude of the noise that is added to the embeddings (`neftune_noise_alpha`); None: no noise."""
     lengths: str | None = None
     """The lengths of the sequences of packed rows, as given; None: each row is one sequence."""
+    quantize_storage: str | None = None
+    """The dtype of the tensors that hold 4-bit codes (`bnb_4bit_quant_storage`); None without them."""
 
     @property
     def micro_batches(self) -> int:
@@ -238,7 +240,15 @@ class Setup(NamedTuple):
     @property
     def compute_dtype(self) -> DType:
         """Return the dtype of weights and of their gradients. Forward and backward run in it unless autocast casts."""
+        if self.casts_weights:
+            return DTYPES[self.precision.split("-")[0]]
         return fp32 if self.prepare_kbit_training else DTYPES[base_dtype_name(self)]
+
+    @property
+    def casts_weights(self) -> bool:
+        """Tell whether the engine casts all weights to the precision's dtype, whatever they were loaded in: DeepSpeed does, and
+        FSDP2's policy when it gathers them."""
+        return self.engine == "deepspeed" or (self.engine == "fsdp2" and self.has_master_weights)
 
     @property
     def autocast_dtype(self) -> DType | None:

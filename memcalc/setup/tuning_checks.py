@@ -92,6 +92,9 @@ def _check_dtype(options: Options, engine: str, precision: str) -> None:
     if engine == "fsdp2" and precision.endswith("-mixed"):
         base = "fp32"  # shards of fp32, gathered in 16 bits
     given = options.adapter_dtype or "fp32"
+    if engine == "fsdp2" and precision == f"{given}-mixed" and options.quantize != "none":
+        why = f"with engine fsdp2 and --precision {precision} what trains is fp32"
+        refuse("adapter_dtype", given, f"{why}; allowed: fp32, or --precision {given}")
     if given not in ("fp32", base):
         refuse("adapter_dtype", given, f"peft makes adapters in fp32 or in the base's dtype; allowed: {_either(base)}")
     if engine == "fsdp2" and given != base:

@@ -110,6 +110,7 @@ class _Raised:
         self.waiting: dict[int, int] = {}
         """The gradients that the engine refers to, each with the stretch before which the run frees it."""
         self.at_turn: int | None = None
+        self.staying: list[object] = []
 
     def reach(self, place: int) -> None:
         while self.waiting:
@@ -155,6 +156,9 @@ class _Raised:
 
     def kept(self, number: int) -> _Kept:
         return _Kept(self, number)
+
+    def stays(self, block: object) -> None:
+        self.staying.append(block)
 
     def send(self, sent: Sent, after: int) -> None:
         """Ignore the collective: heights need none."""

@@ -37,7 +37,7 @@ class Recorded:
 
     @cached_property
     def _weights(self) -> list[tuple[Where, int]]:
-        return [((weight.name, weight.layer), numel(weight.shape)[0]) for weight in self.program.weights()]
+        return [((weight.name, weight.layer), numel(weight.held)[0]) for weight in self.program.weights()]
 
     @cached_property
     def _shallow(self) -> Trace:

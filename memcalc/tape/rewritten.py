@@ -41,6 +41,10 @@ class Out(Protocol):
         """Call a collective of the engine, after the first `after` collectives of the run itself."""
         ...
 
+    def stays(self, block: object) -> None:
+        """Refer to a block of the engine until the step is over."""
+        ...
+
 
 class OverRun(Protocol):
     """An engine that acts while a recorded run goes on."""
@@ -104,6 +108,7 @@ class Rewriting:
         """The blocks that the engine refers to; True if the old log has freed them."""
         self._sent = 0
         self._sent_at: list[int] = []
+        self._stays: list[object] = []
 
     def reach(self, place: int) -> None:
         """Copy the old log up to this place."""
@@ -148,6 +153,9 @@ class Rewriting:
 
     def kept(self, number: int) -> Kept:
         return Kept(self, number)
+
+    def stays(self, block: object) -> None:
+        self._stays.append(block)
 
     def hold(self, number: int) -> None:
         self._held[number] = False

@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "gradient_accumulation_fusion": (MEGATRON, (True, False)), "attention_mask_in_dataloader": (MEGATRON, (True, False)),
     "packing": ({"precision": "bf16"}, (True,)), "offload_activations": ({}, ("cpu",)), "neftune_alpha": ({}, (5.0,)),
     "lengths": ({"precision": "bf16", "packing": True}, ("8:1,16:1",)),
+    "quantize_storage": (QUANTISED, ("bf16", "fp32")),
     "te_workspaces": (MEGATRON, (0, 5)), "cublas_workspace_config": ({}, (":4096:8", ":0:0")),
 }  # fmt: skip
 """Option -> a setup, and the values that are tried beside it."""

@@ -33,7 +33,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "backward_prefetch": ("pre", "post", "none"), "forward_prefetch": (True, False), "servers": (1, 4),
     "freeze": ("norms",), "lora_rank": (8,), "lora_targets": ("all-linear",),
     "base_dtype": ("bf16", "fp16"), "quantize": ("nf4", "int8"), "double_quant": (True,),
-    "quantize_compute_dtype": ("bf16",), "prepare_kbit_training": (True,),
+    "quantize_compute_dtype": ("bf16",), "quantize_storage": ("bf16",), "prepare_kbit_training": (True,),
     "lora_dropout": (0.1,), "lora_bias": ("all",), "adapter_dtype": ("bf16",), "input_require_grads": (True, False),
     "task": ("pretrain", "dpo", "kto"), "precompute_reference": (True, False), "completion_len": (8,), "num_generations": (2,),
     "steps_per_generation": (2,), "num_iterations": (2,), "beta": (0.1,),

@@ -50,6 +50,7 @@ NAMES = [
     "trillion",
     "encoder-decoder-stages",
     "lora",
+    "qlora",
     "convolution",
     "batch-norm",
     "lstm",

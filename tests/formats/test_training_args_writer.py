@@ -36,6 +36,7 @@ TUNED: dict[str, tuple[Any, ...]] = {
     "seq_len": (64, 512),
     "quantize": ("nf4", "fp4", "int8"),
     "quantize_compute_dtype": ("bf16", "fp32"),
+    "quantize_storage": ("uint8", "bf16", "fp32"),
     "double_quant": (True,),
     "base_dtype": ("bf16", "fp16", "fp32"),
     "prepare_kbit_training": (True,),
@@ -133,6 +134,9 @@ def test_the_random_setups_are_of_all_kinds() -> None:
 # transformers' and TRL's own parsers
 
 
+STORAGE = {"uint8": None, "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
 def parsed(out: Written, setup: Setup) -> Any:
     """What the parser of the dataclasses that the first line names makes of a file: a namespace with all their fields.
     DeepSpeed's part is taken out: it wants a GPU at once."""
@@ -191,7 +195,10 @@ def test_trl_resolves_the_same(engine: str) -> None:
         loads = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[args.dtype]
         half, _, how = setup.precision.partition("-")
         casts = how == "autocast" or (engine == "fsdp2" and how == "mixed")
-        assert loads == (setup.base_dtype if how == "autocast" and setup.base_dtype else "fp32" if casts else half)
+        if engine == "fsdp2" and setup.quantize in ("nf4", "fp4") and how == "mixed":  # what is frozen stays as it is
+            assert loads == (setup.base_dtype or half)
+        else:
+            assert loads == (setup.base_dtype if how == "autocast" and setup.base_dtype else "fp32" if casts else half)
         assert args.use_peft == (setup.lora_rank > 0)
         if args.use_peft:
             assert (args.lora_r, args.lora_dropout, args.use_dora) == (setup.lora_rank, setup.lora_dropout, setup.dora)
@@ -201,6 +208,7 @@ def test_trl_resolves_the_same(engine: str) -> None:
         assert args.load_in_8bit == (setup.quantize == "int8")
         if args.load_in_4bit:
             assert (args.bnb_4bit_quant_type, args.use_bnb_nested_quant) == (setup.quantize, setup.double_quant)
+            assert args.bnb_4bit_quant_storage == STORAGE[str(setup.quantize_storage)]
             assert "quantize_compute_dtype" in out.unsaid or setup.quantize_compute_dtype == loads
         assert (args.attn_implementation or "sdpa") == setup.attention or args.attn_implementation is None
         if setup.task != "pretrain":

@@ -155,18 +155,12 @@ def test_biases_take_the_dtype_of_the_computation() -> None:
             {"base_dtype": "bf16", "precision": "bf16-autocast"},
             "--base-dtype bf16: for weights that train under",
         ),
-        (
-            LLAMA,
-            QLORA | {"gpus": 2, "zero": 3, "precision": "bf16-mixed"},
-            "--quantize nf4: with ZeRO-3, which partitions",
-        ),
         (LLAMA, QLORA | {"recompute": "op"}, "--recompute op: with --quantize nf4 is not modelled"),
         (
             LLAMA,
             QLORA | {"modules_to_save": "q_proj", "lora_targets": "v_proj"},
             "--modules-to-save q_proj: model.layers.*.self_attn.q_proj is quantised, and codes do not train; allowed: emb",
         ),
-        (LLAMA, QLORA | {"gpus": 2, "engine": "fsdp2", "precision": "bf16-mixed"}, "--quantize nf4: with engine fsdp2"),
         (
             step_cases("jamba")[0].fields,
             QLORA | {"lora_targets": "q_proj"},

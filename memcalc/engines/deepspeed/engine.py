@@ -339,7 +339,8 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     shares_show = experts or sent is not dtype or setup.recompute == "op"
     alike = ranks if shares_show else alike_ranks(sizes_of(model), ranks)
     expert_ranks = groups[-1].ranks if experts else 1
-    over = ZeRO3(alike, dtype, thresholds, size, sent, experts, expert_ranks, frozen(model))
+    codes = setup.quantize_storage is not None
+    over = ZeRO3(alike, dtype, thresholds, size, sent, experts, expert_ranks, frozen(model), codes)
     hooked = held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)))
     if setup.offloads or setup.is_zero_plus_plus:
         from memcalc.engines.deepspeed import extended
@@ -354,15 +355,25 @@ def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradie
     shapes = {
         w: shard(w.shape, "(dp/ep)", ranks // ep)
         if ep > 1 and w.component == "experts"
-        else shard(w.shape, over(setup), ranks)
+        else shard(w.held, over(setup), ranks)
         for w in model.weight_classes
     }
     copies = model.copies if component == "parameters" else model.trainable
-    return [
+    rows = [
         Row(component, w.name, shape, setup.compute_dtype, copies(w), basis="modelled", source=STAGE_3)
         for w, shape in shapes.items()
         if copies(w)
     ]
+    return rows if component == "gradients" else [*rows, *_scales(model)]
+
+
+def _scales(model: Model) -> Iterator[Row]:
+    """Yield the rows of what holds quantised weights beside their codes. It is no parameter, and whole on every rank."""
+    for w in model.weight_classes:
+        if w.packing is not None:
+            for one in w.packing.stored(w.shape)[1:]:
+                name, source = f"{w.name}.{one.name}", w.packing.source
+                yield Row("parameters", name, one.shape, one.dtype, model.copies(w), "always", "exact", source)
 
 
 def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[list[Row]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from memcalc.core.autograd import Leaf, Node
@@ -15,6 +15,9 @@ from memcalc.core.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Over, 
 from memcalc.core.tensor import Storage, Tensor, new_tensor
 from memcalc.engines.deepspeed.visits import Visit, Visits
 from memcalc.families.base.module import Module, Run
+
+if TYPE_CHECKING:
+    from memcalc.core.dims import Shape
 
 
 class NoHooks:
@@ -85,7 +88,7 @@ class GradientNotes(NoHooks):
 
     def backward_is_over(self) -> None:
         weights, memory = self.run.weights, self.memory
-        elements = tuple(numel(weight.shape)[0] for weight in weights.values())
+        elements = tuple(numel(_held(self.run, weight))[0] for weight in weights.values())
         self.events.append(Over(len(memory.log), self.segment, len(memory.sent)))
         self.run.noted = Noted(tuple(weights), elements, tuple(self.events))
 
@@ -93,6 +96,12 @@ class GradientNotes(NoHooks):
     def segment(self) -> int:
         """Return the number of the log's segment that is being written."""
         return len(self.memory.segments) - 1
+
+
+def _held(run: Run, weight: Tensor) -> Shape:
+    """Return the shape of a module's own parameter."""
+    packing = run.packing_of(weight)
+    return weight.shape if packing is None else packing.stored(weight.shape)[0].shape
 
 
 class KeptGradientNotes(GradientNotes):

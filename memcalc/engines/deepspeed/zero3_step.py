@@ -31,6 +31,10 @@ EXPERTS: Final = "experts' dp"
 GATHERS_AGAIN: Final = "DeepSpeed's ZeRO-3 gathers more in a layer's recomputation than in its forward, and torch fails"
 
 
+_MODEL: Final = ("", None)
+"""The place of the whole model."""
+
+
 def alike_ranks(sizes: Sequence[int], ranks: int) -> int:
     """Return the fewest ranks whose step allocates the same as a step over `ranks`. Numbers that divide all sizes are
     alike.
@@ -43,6 +47,13 @@ def alike_ranks(sizes: Sequence[int], ranks: int) -> int:
     if ranks == 1 or together % ranks:
         return ranks
     return next(fewer for fewer in range(2, ranks + 1) if not together % fewer)
+
+
+class Persistent(NamedTuple):
+    """A parameter that is whole from the end of a step to the end of the next one, where its block is replaced."""
+
+    parameter: int
+    elements: int
 
 
 class ZeRO3(NamedTuple):
@@ -59,11 +70,18 @@ class ZeRO3(NamedTuple):
     expert_ranks: int = 1
     frozen: frozenset[int] = frozenset()
     """The parameters that want no gradient, by their place in definition order."""
+    leaves_codes: bool = False
+    """True if the graph keeps gathered codes as long as the loss is alive (`memcalc.engines.deepspeed.zero3_codes`)."""
 
     def play(self, noted: Noted, out: Out) -> None:
         """Gather and reduce. The order of modules is known from a previous step."""
         order = [event.visited for event in noted.events if isinstance(event, Begins)]
-        play(Step(self, noted, order, out))
+        if self.leaves_codes:
+            from memcalc.engines.deepspeed.zero3_codes import play_with_codes
+
+            play_with_codes(self, lambda to: Step(self, noted, order, to), out)
+        else:
+            play(Step(self, noted, order, out))
 
 
 class Untraced(NamedTuple):
@@ -108,6 +126,8 @@ class Step:
         checkpoint."""
         self.waiting: dict[int, object] = {}
         """The gradients that wait for the rest of a leaf module."""
+        self.left_behind: list[object] = []
+        """The blocks that the graph of the step before refers to, until forward has made a new loss."""
         modules = (event.visited for event in noted.events if isinstance(event, Begins))
         self.late = frozenset[int]().union(*(visited.within for visited in modules if visited.is_leaf))
 
@@ -136,10 +156,14 @@ class Step:
         if visited.is_leaf and not event.forward:
             self._reduce_leaf_module(visited)
         self.coordinator.release(visited.where, visited.parameters, event.forward, is_leaf=visited.is_leaf)
+        if event.forward and visited.where == _MODEL:
+            self.left_behind.clear()
 
     def holds(self, event: Holds) -> None:
         if event.parameter in self.whole:
             self.held_by_graph[event.number] = self.whole[event.parameter]
+        elif self.how.leaves_codes and event.parameter in self.coordinator.persistent:
+            self.held_by_graph[event.number] = Persistent(event.parameter, self._padded(event.parameter))
 
     def lets_go(self, event: LetsGo) -> None:
         self.held_by_graph.pop(event.number, None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
-from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.core.dims import numel
 from memcalc.core.dtypes import DType, fp32
 from memcalc.engines.deepspeed.zero3_coordinator import Thresholds
 from memcalc.tape.profile import gradient_order
@@ -30,9 +30,9 @@ STAGE_3: Final = "deepspeed/runtime/zero/stage3.py"
 
 
 def sizes_of(model: Model) -> list[int]:
-    """Return the elements of every parameter, in definition order."""
+    """Return the elements of every parameter, in definition order; of a quantised one those of its codes."""
     if "sizes" not in model.profiles:
-        model.profiles["sizes"] = [prod(shape) for _, shape, _ in model.weights()]
+        model.profiles["sizes"] = [numel(weight.held)[0] for weight in model.program.weights()]
     return model.profiles["sizes"]
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from memcalc.core.dims import Dim, Shape
-from memcalc.core.dtypes import DType, fp32
+from memcalc.core.dtypes import DType
 from memcalc.core.rows import Row
 from memcalc.engines.base.clipping import norms, temporaries
 from memcalc.engines.base.holdings import (
@@ -29,6 +29,7 @@ from memcalc.engines.base.holdings import (
     weights_in_turn,
 )
 from memcalc.engines.fsdp2.backward_units import BackwardUnits
+from memcalc.engines.fsdp2.held import frozen_dtype, shape_in_unit, sharded_dtype
 from memcalc.engines.fsdp2.no_sync import NoSync
 from memcalc.engines.fsdp2.sizes import padded_elements
 from memcalc.engines.fsdp2.step import STREAMS, ExpertUnits, Sharding
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memcalc.families.base.module import Weight
+    from memcalc.families.base.replacing import Packing
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
@@ -55,7 +57,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
 
         return on_gpu(model, setup)
     always, step, sharding = states_and_step(model, setup)
-    inputs = input_rows(model, setup, sharded_dtype(setup), setup.compute_dtype)
+    inputs = input_rows(model, setup, frozen_dtype(setup), setup.compute_dtype)
     on_paper = min(setup.micro_batches, ENOUGH_MICRO_BATCHES) if setup.keeps_whole_gradients else 1
     hooks = NoSync(sharding, on_paper) if on_paper > 1 else sharding
     earlier = tuple(row for row in step if row.component == "gradients") if sharding.accumulating else ()
@@ -104,6 +106,7 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
         setup.replicas,
         _expert_units(model, setup),
         over(setup),
+        None if setup.quantize == "none" else frozen_dtype(setup),
     )
     return always, [*gradients, *step], sharding
 
@@ -165,16 +168,48 @@ def _by_mesh(model: Model, setup: Setup, parameters: list[Parameter]) -> list[li
     return list(groups.values())
 
 
-def sharded_dtype(setup: Setup) -> DType:
-    return fp32 if setup.has_master_weights else setup.compute_dtype
-
-
 def rows_of(model: Model, setup: Setup, component: str, life: str, copies: Callable[[Weight], int]) -> list[Row]:
+    frozen, sharded = frozen_dtype(setup), sharded_dtype(setup)
+    rows: list[Row] = []
+    for w in model.weight_classes:
+        if not (n := copies(w)):
+            continue
+        if w.packing is not None:
+            rows += _packed_rows(setup, w, w.packing, n)
+            continue
+        dtype = sharded if model.trainable(w) else frozen
+        rows.append(Row(component, w.name, _shard(w.shape, *_spread(setup, w)), dtype, n, life, "exact", _SOURCE))  # type: ignore[arg-type]
+    return rows
+
+
+def _packed_rows(setup: Setup, weight: Weight, packing: Packing, copies: int) -> list[Row]:
+    """Return the rows of a quantised weight: its codes, or a shard of them, and its scales, which are whole."""
+    codes, *scales = packing.stored(weight.shape)
+    is_whole = shape_in_unit(packing, weight.shape) is None
+    shape = codes.shape if is_whole else _shard(codes.shape, *_spread(setup, weight))
+    source = packing.source if is_whole else _SOURCE
     return [
-        Row(component, w.name, _shard(w.shape, *_spread(setup, w)), sharded_dtype(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
-        for w in model.weight_classes
-        if (n := copies(w))
+        Row("parameters", weight.name, shape, codes.dtype, copies, "always", "exact", source),
+        *(
+            Row(
+                "parameters",
+                f"{weight.name}.{one.name}",
+                one.shape,
+                one.dtype,
+                copies,
+                "always",
+                "exact",
+                packing.source,
+            )
+            for one in scales
+        ),
     ]
+
+
+def _in_unit(weight: Weight, ranks: int) -> int:
+    """Return the elements that a weight has in its unit, padded; 0 if it is in none."""
+    shape = shape_in_unit(weight.packing, weight.shape)
+    return 0 if shape is None else padded_elements(shape, ranks)
 
 
 @lru_cache(maxsize=1024)
@@ -225,8 +260,8 @@ class _Sent(NamedTuple):
 def _of_root(model: Model, setup: Setup, weights: list[Weight]) -> list[Collective]:
     """Return the collectives of the unit of everything outside the layers. It is not gathered again."""
     ranks = _spread(setup, weights[0])[1] if weights else 1
-    elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
-    reduced = sum(padded_elements(w.shape, ranks) * model.trained(w) for w in weights)
+    elements = sum(_in_unit(w, ranks) * model.copies(w) for w in weights)
+    reduced = sum(_in_unit(w, ranks) * model.trained(w) for w in weights)
     return [
         _collective(setup, one, None, "outside the layers", None)
         for one in _kinds(setup, ranks, (elements, 1), (0, 0), (reduced, 1))
@@ -245,7 +280,7 @@ def _of_layers(
     def units(layers: frozenset[int], *, trained: bool = False) -> tuple[int, int]:
         """Return the elements of the units of these layers, and the number of the units."""
         there = [w for w in own if w.layer in layers and (not trained or model.program.gets_gradient(w))]
-        return sum(padded_elements(w.shape, ranks) for w in there), len({w.layer for w in there})
+        return sum(_in_unit(w, ranks) for w in there), len({w.layer for w in there})
 
     again = units(backward.gathered) if setup.zero == 3 else (0, 0)
     gathered, reduced = units(frozenset(range(model.layers))), units(backward.reduced, trained=True)
@@ -267,7 +302,7 @@ def _of_layers(
 def _sent_of(setup: Setup, weight: Weight, ranks: int, *, apart: bool) -> int:
     """Return a weight's elements in units of layers, padded; 0 if it is in another unit."""
     is_own = weight.layer is not None and _is_apart(setup, weight) == apart
-    return padded_elements(weight.shape, ranks) if is_own else 0
+    return _in_unit(weight, ranks) if is_own else 0
 
 
 def _kinds(

@@ -17,6 +17,7 @@ from memcalc.core.dims import Dim, Shape
 from memcalc.core.dtypes import DType
 from memcalc.core.ops.elementwise import cast, recording
 from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.engines.fsdp2.held import shape_in_unit
 from memcalc.engines.fsdp2.sizes import ShardedDim, resized, sized
 from memcalc.families.base.module import Module, Run
 
@@ -66,6 +67,8 @@ class Sharding(NamedTuple):
     """The units of experts; None if experts are in their layers' units."""
     over: str = "dp"
     """The divisor in the names of shards."""
+    frozen: DType | None = None
+    """The dtype of the shards of frozen weights; None: that of all others."""
 
     def start(self, run: Run) -> Step:
         return Step(self, run)
@@ -106,6 +109,7 @@ class Unit:
     __slots__ = (
         "all_reduced",
         "before",
+        "cast",
         "gathering",
         "layer",
         "leaves",
@@ -121,8 +125,11 @@ class Unit:
     def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
         self.sharding, self.run, self.layer = sharding, run, layer
         self.name = "outside the layers" if layer is None else weights[0].name.split("*")[0] + "*"
-        self.shapes = [weight.shape for weight in weights]
-        self.weights = [(weight.name, weight.shape) for weight in weights]
+        held = [(weight, shape_in_unit(run.packing_of(weight), weight.shape)) for weight in weights]
+        self.weights = [(weight.name, shape) for weight, shape in held if shape is not None]
+        self.shapes = [shape for _, shape in self.weights]
+        self.cast = [self._stored(weight) is not run.dtype for weight, shape in held if shape is not None]
+        """For each weight whether its shard is cast before it is gathered."""
         self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
         self.trained = [leaf.shape for leaf in self.leaves]
         self.gathering: Tensor | None = None
@@ -139,8 +146,9 @@ class Unit:
         """Gather the parameters, unless that is done or under way (foreach_all_gather)."""
         if self.gathering is not None or self.whole is not None or self.sharding.ranks == 1:
             return
-        if self.run.dtype is not self.sharding.sharded:
-            _inputs = self._shard("shard, cast to be gathered", self.run.dtype, self.shapes)
+        if any(self.cast):
+            shapes = [shape for shape, is_cast in zip(self.shapes, self.cast, strict=True) if is_cast]
+            _inputs = self._shard("shard, cast to be gathered", self.run.dtype, shapes)
         self.gathering = self._block(GATHERED, self.run.dtype, self.shapes)
 
     def wait_for_unshard(self) -> Tensor | None:
@@ -155,15 +163,19 @@ class Unit:
 
         On one rank nothing is gathered: each shard is cast, then copied, and the last cast stays until all are done.
         """
-        casts = self.sharding.ranks == 1 and self.run.dtype is not self.sharding.sharded
         _all_gather_input: Tensor | None = None
         copies: list[Tensor] = []
-        for name, shape in self.weights:
+        for (name, shape), is_cast in zip(self.weights, self.cast, strict=True):
             elements = self._dim("elements", [shape])
-            if casts:
+            if is_cast and self.sharding.ranks == 1:
                 _all_gather_input = self._of(name, elements, "shard, cast to be copied")
             copies.append(self._of(name, elements, "gathered parameters"))
         return copies
+
+    def _stored(self, weight: Tensor) -> DType:
+        """Return the dtype of a weight's shard."""
+        trains = isinstance(weight.node, Leaf)
+        return self.sharding.sharded if trains else self.sharding.frozen or self.sharding.sharded
 
     def _of(self, parameter: str, elements: Dim, name: str) -> Tensor:
         """Allocate a block of one parameter."""
@@ -256,7 +268,7 @@ class Step:
     def __init__(self, sharding: Sharding, run: Run) -> None:
         self.sharding = sharding
         self.run = run
-        run.buffer_dtype = sharding.sharded
+        run.buffer_dtype = sharding.frozen or sharding.sharded
         weights: dict[tuple[str, int | None], list[Tensor]] = {_ROOT: []}
         for (name, layer), weight in run.weights.items():
             weights.setdefault(sharding.unit_at(name, layer), []).append(weight)

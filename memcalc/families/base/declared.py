@@ -29,6 +29,11 @@ class Weight(NamedTuple):
     packing: Packing | None = None
     """The way in which the parameter is kept in fewer bits; None: as it is."""
 
+    @property
+    def held(self) -> Shape:
+        """Return the shape of the module's own parameter, which is that of the codes if the weight is quantised."""
+        return self.shape if self.packing is None else self.packing.stored(self.shape)[0].shape
+
 
 class Buffer(NamedTuple):
     """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`).

@@ -180,13 +180,12 @@ class Run:
         return self._linear(path, x, weight, bias)
 
     def _linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        packing = self.packing_of(weight)
-        if packing is not None:
+        packing, visitor = self.packing_of(weight), self.memory.visitor
+        if packing is not None and visitor is None:
             return packing.linear(x, weight, bias)
-        visitor = self.memory.visitor
         if visitor is not None:
             visited = visitor.enter(path, self.layer_of(weight), (weight,) if bias is None else (weight, bias))
-            out = linear(x, weight, bias)
+            out = linear(x, weight, bias) if packing is None else packing.linear(x, weight, bias)
             if visited:
                 visitor.leave(done=True)
             return out
@@ -283,16 +282,15 @@ class Module:
         return self._conv1d(x)
 
     def _conv1d(self, x: Tensor) -> Tensor:
-        weight, visitor = self.weight(), self.memory.visitor
+        weight, bias, visitor = self.weight(), self.weight("bias"), self.memory.visitor
         packing = self.run.packing_of(weight)
         if packing is not None:  # bitsandbytes' layer, whose weight is the transposed one
             shape = weight.shape[::-1]
-            turned = Tensor(weight.storage, shape, contiguous_strides(shape), weight.dtype, name=weight.name)
-            return packing.linear(x, turned, self.weight("bias"))
+            weight = Tensor(weight.storage, shape, contiguous_strides(shape), weight.dtype, name=weight.name)
         if visitor is None:
-            return conv1d(x, self.weight(), self.weight("bias"))
+            return conv1d(x, weight, bias) if packing is None else packing.linear(x, weight, bias)
         visited = visitor.enter(self.path, self.layer)
-        out = conv1d(x, self.weight(), self.weight("bias"))
+        out = conv1d(x, weight, bias) if packing is None else packing.linear(x, weight, bias)
         if visited:
             visitor.leave(done=True)
         return out
