@@ -41,7 +41,7 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
         if getattr(options, other) == unchecked:
             refuse(other, unchecked, f"with --{name.replace('_', '-')} {NOT_YET}{allowed}")
     for axis in _AXES:
-        if getattr(options, axis) > 1:
+        if getattr(options, axis) > 1 and not (engine == "fsdp2" and axis == "pp"):
             refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
     if engine == "deepspeed" and options.zero == 3 and model is not None and model.program.source:
         why = f"with ZeRO-3, whose linear function saves inputs of its own, for a {model.model_type}, which is traced,"
