@@ -38,10 +38,10 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
     if engine == "megatron":
         refuse(name, value, f"with engine megatron {NOT_YET}with --engine none, ddp, deepspeed, fsdp2")
     for other, unchecked, allowed in _UNCHECKED:
-        if getattr(options, other) == unchecked:
+        if getattr(options, other) == unchecked and not options.sequence_parallel:
             refuse(other, unchecked, f"with --{name.replace('_', '-')} {NOT_YET}{allowed}")
     for axis in _AXES:
-        if getattr(options, axis) > 1 and not (engine == "fsdp2" and axis == "pp"):
+        if getattr(options, axis) > 1 and engine != "fsdp2":
             refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
     if engine == "deepspeed" and options.zero == 3 and model is not None and model.program.source:
         why = f"with ZeRO-3, whose linear function saves inputs of its own, for a {model.model_type}, which is traced,"

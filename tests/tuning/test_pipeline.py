@@ -11,15 +11,26 @@ from validate.test_fake import LLAMA, same
 
 LORA: dict[str, Any] = {"lora_rank": 4}
 SIX: dict[str, Any] = LLAMA | {"num_hidden_layers": 6}
-WORKLOAD: dict[str, Any] = {"micro_batch_size": 2, "seq_len": 32}
-EACH: list[dict[str, Any]] = [
-    {"freeze": "embeddings,first:2"},
-    {"freeze": "embeddings,first:4"},
-    {"freeze": "all-but:head"},
-    {"freeze": "all-but:norms"},
-    {"freeze": "last:2,head"},
+WORKLOAD: dict[str, Any] = {"micro_batch_size": 2, "seq_len": 32, "zero": 3}
+IN_ALL_STAGES: list[dict[str, Any]] = [
     LORA,
+    {"freeze": "all-but:norms"},
+    {"freeze": "embeddings,first:1"},
     LORA | {"lora_targets": "all-linear", "recompute": "full"},
+    LORA | {"modules_to_save": "lm_head,embed_tokens"},
+]
+NOT_IN_THE_FIRST: list[dict[str, Any]] = [{"freeze": "embeddings,first:4"}, {"freeze": "all-but:head"}]
+EACH: list[dict[str, Any]] = [
+    *IN_ALL_STAGES,
+    *NOT_IN_THE_FIRST,
+    {"freeze": "embeddings,first:2", "recompute": "op"},
+    {"freeze": "embeddings,first:4", "recompute": "full"},
+    {"freeze": "embeddings,first:4", "recompute": "full", "input_require_grads": False},
+    {"freeze": "last:2,head"},
+    LORA | {"dora": True},
+    LORA | {"lora_targets": "lm_head"},
+    LORA | {"lora_bias": "all", "lora_dropout": 0.1},
+    LORA | {"modules_to_save": "norm"},
 ]
 
 
@@ -27,15 +38,43 @@ def named(options: dict[str, Any]) -> str:
     return "-".join(map(str, options.values()))
 
 
-def step(rank: int, schedule: str, micro_batches: int, **options: Any) -> Any:
-    pp, gpus = options.pop("pp", 2), options.pop("gpus", 4)
-    batch = micro_batches * WORKLOAD["micro_batch_size"] * (gpus // pp)
-    return validate(
-        SIX, gpus=gpus, pp=pp, pp_rank=rank, schedule=schedule, global_batch_size=batch, **{**WORKLOAD, "zero": 3, **options}
-    )
+def step(rank: int, schedule: str, micro_batches: int, fields: dict[str, Any] = SIX, **options: Any) -> Any:
+    given = {"pp": 2, "gpus": 4, **WORKLOAD, **options}
+    batch = micro_batches * given["micro_batch_size"] * (given["gpus"] // (given["pp"] * given.get("tp", 1) * given.get("cp", 1)))
+    return validate(fields, pp_rank=rank, schedule=schedule, global_batch_size=batch, **given)
 
 
+@pytest.mark.parametrize("trained", [IN_ALL_STAGES[0], NOT_IN_THE_FIRST[0]], ids=named)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_stages(rank: int, trained: dict[str, Any]) -> None:
+    same(step(rank, "1f1b", 3, **trained))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", EACH, ids=named)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_1f1b(rank: int, trained: dict[str, Any]) -> None:
     same(step(rank, "1f1b", 5, **trained))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", EACH, ids=named)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gpipe(rank: int, trained: dict[str, Any]) -> None:
+    same(step(rank, "gpipe", 6, **trained))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("trained", EACH, ids=named)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_interleaved(rank: int, trained: dict[str, Any], zero: int) -> None:
+    fields = SIX | {"num_hidden_layers": 8}
+    same(step(rank, "interleaved", 6, fields, virtual_stages=2, **trained | {"zero": zero}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", IN_ALL_STAGES, ids=named)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_zero_bubble(rank: int, trained: dict[str, Any]) -> None:
+    same(step(rank, "zero-bubble", 5, zero=2, **{name: value for name, value in trained.items() if name != "recompute"}))
