@@ -15,6 +15,7 @@ from memcalc.layout import auto_ep, context_parallel
 from memcalc.layout.expert_parallel import share_experts
 from memcalc.layout.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.layout.tensor_parallel import TensorParallel, split
+from memcalc.tuning.split import with_split_adapters
 
 if TYPE_CHECKING:
     from memcalc.families.base.program import Program
@@ -72,8 +73,12 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
         how = SequenceParallel if setup.sequence_parallel else TensorParallel
         assert model.support.tensor_parallel is not None
         plan = model.support.tensor_parallel | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
-        program = model.program if setup.ep == 1 else share_experts(model.program, setup.ep, setup.expert_imbalance)
+        adapters = model.program.adapters
+        base = model.program if adapters is None else model.whole.program
+        program = base if setup.ep == 1 else share_experts(base, setup.ep, setup.expert_imbalance)
         own = split(program, plan, setup.tp, how)
+        if adapters is not None:
+            own = with_split_adapters(own, adapters)
         model.profiles[key] = _rank_of(model, own)
     return model.profiles[key]
 

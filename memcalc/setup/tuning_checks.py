@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name
+from memcalc.setup.split_tuning_checks import check_split
 from memcalc.tuning.chosen import tuning_of
 
 if TYPE_CHECKING:
     from memcalc.families.base.program import Program
     from memcalc.inputs.model import Model
 
-_AXES: Final = ("tp", "pp", "ep")
 _OF_ADAPTERS: Final = ("lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "modules_to_save")
 
 _ALONE: Final = "is an option of adapters; allowed: with --lora-rank 1 or more"
@@ -40,9 +40,7 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
     for other, unchecked, allowed in _UNCHECKED:
         if getattr(options, other) == unchecked and not options.sequence_parallel:
             refuse(other, unchecked, f"with --{name.replace('_', '-')} {NOT_YET}{allowed}")
-    for axis in _AXES:
-        if getattr(options, axis) > 1 and engine != "fsdp2":
-            refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
+    check_split(options, engine, model, name, value)
     if engine == "deepspeed" and options.zero == 3 and model is not None and model.program.source:
         why = f"with ZeRO-3, whose linear function saves inputs of its own, for a {model.model_type}, which is traced,"
         refuse(name, value, f"{why} {NOT_YET}with --zero 0, 1, 2")

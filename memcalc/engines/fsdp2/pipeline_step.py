@@ -140,7 +140,7 @@ class PaperStage:
         self.memory.enter("backward", None)
         stage_output, given = self.fwd_cache.pop(i)
         groups = None
-        if self.first or not self.has_backward:
+        if self.first:
             self.bwd_cache[i] = None
         else:
             root, gradient = stage_output, None
@@ -165,8 +165,6 @@ class PaperStage:
         gradient."""
         self.memory.enter("backward", None)
         _given, groups, stage_output = self.backward_state.pop(i)
-        if not self.has_backward:
-            return
         if groups is None:
             backward(stage_output, self.hooks.after_backward, self._gradient(i))
         else:
