@@ -9,7 +9,7 @@ add_lora_tp_hooks_dtensor).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from memcalc.families.base.module import BASE
 from memcalc.tuning.adapted import with_adapters
@@ -18,10 +18,6 @@ from memcalc.tuning.lora import UP, LoraAdapters
 if TYPE_CHECKING:
     from memcalc.families.base.plans import Plan
     from memcalc.families.base.program import Program
-
-FIT: Final = (None, "colwise")
-"""The styles of layers that can have an adapter (`memcalc.setup.split_tuning_checks` says why)."""
-
 
 def with_split_adapters(program: Program, adapters: Any) -> Program:
     """Return one rank's program (`memcalc.layout.tensor_parallel.split`) with its part of the whole model's adapters."""

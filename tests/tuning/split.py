@@ -5,6 +5,8 @@ want no gradient.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +18,12 @@ from memcalc.validate.tuning import tune
 
 def validate(model: Any, **options: Any) -> Comparison:
     report = memcalc.estimate(model, engine="fsdp2", **options)
+    with tuned_behind_the_split(report):
+        return Comparison(report, fake.measure(report), "fake")
+
+
+@contextlib.contextmanager
+def tuned_behind_the_split(report: memcalc.Report) -> Iterator[None]:
     split = engines.split
 
     def tuned_behind(setup: Any, module: Any, mesh: Any) -> Any:
@@ -29,4 +37,4 @@ def validate(model: Any, **options: Any) -> Comparison:
 
     behind = patch.object(engines, "split", tuned_behind), patch.object(fake, "split", tuned_behind)
     with behind[0], behind[1], patch.object(reference, "tune", lambda module, *_: module):
-        return Comparison(report, fake.measure(report), "fake")
+        yield

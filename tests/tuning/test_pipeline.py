@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tuning.pipelined import validate
-from validate.test_fake import LLAMA, same
+from validate.test_fake import DEEPSEEK, LLAMA, same
 
 LORA: dict[str, Any] = {"lora_rank": 4}
 SIX: dict[str, Any] = LLAMA | {"num_hidden_layers": 6}
@@ -78,3 +78,38 @@ def test_interleaved(rank: int, trained: dict[str, Any], zero: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_zero_bubble(rank: int, trained: dict[str, Any]) -> None:
     same(step(rank, "zero-bubble", 5, zero=2, **{name: value for name, value in trained.items() if name != "recompute"}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"tp": 2, "gpus": 8, **LORA},
+        {"tp": 2, "gpus": 8, "freeze": "embeddings,first:4"},
+        {"tp": 2, "gpus": 8, "freeze": "embeddings,first:4", "sequence_parallel": True},
+        {"tp": 2, "gpus": 8, "freeze": "first:2", "sequence_parallel": True, "cross_entropy": "vocab-parallel"},
+        {"cp": 2, "gpus": 8, "seq_len": 64, **LORA},
+        {"cp": 2, "gpus": 8, "seq_len": 64, "freeze": "embeddings,first:4"},
+    ],
+    ids=named,
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_other_axes(rank: int, how: dict[str, Any]) -> None:
+    same(step(rank, "1f1b", 3, **how))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [{"freeze": "embeddings,first:3"}, {"freeze": "attention"}], ids=named)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_experts(rank: int, trained: dict[str, Any]) -> None:
+    same(step(rank, "1f1b", 3, DEEPSEEK | {"num_hidden_layers": 6, "tie_word_embeddings": False}, **trained))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "trained"), [("gpipe", LORA), ("1f1b", {"freeze": "embeddings,first:9"}), ("1f1b", {"freeze": "last:10"})], ids=str
+)
+def test_many_layers_and_micro_batches(schedule: str, trained: dict[str, Any]) -> None:
+    """More of both than are run on paper."""
+    fields = LLAMA | {"num_hidden_layers": 24}
+    same(step(0, schedule, 9, fields, micro_batch_size=1, seq_len=8, **trained))

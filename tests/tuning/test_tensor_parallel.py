@@ -70,6 +70,8 @@ def test_adapted(adapted: dict[str, Any]) -> None:
         (MIXTRAL, {"freeze": "embeddings,first:1"}),
         (MIXTRAL, LORA | {"lora_targets": "q_proj,v_proj"}),
         (DEEPSEEK, {"freeze": "mlp"}),
+        (DEEPSEEK, LORA | {"lora_targets": "q_a_proj,q_b_proj"}),
+        (DEEPSEEK, LORA | {"lora_targets": "kv_a_proj_with_mqa"}),
     ],
     ids=str,
 )  # fmt: skip
