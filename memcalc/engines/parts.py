@@ -15,7 +15,6 @@ from memcalc.layout import auto_ep, context_parallel
 from memcalc.layout.expert_parallel import share_experts
 from memcalc.layout.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.layout.tensor_parallel import TensorParallel, split
-from memcalc.tuning.split import with_split_adapters
 
 if TYPE_CHECKING:
     from memcalc.families.base.program import Program
@@ -78,6 +77,8 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
         program = base if setup.ep == 1 else share_experts(base, setup.ep, setup.expert_imbalance)
         own = split(program, plan, setup.tp, how)
         if adapters is not None:
+            from memcalc.tuning.split import with_split_adapters  # most programs have no adapters
+
             own = with_split_adapters(own, adapters)
         model.profiles[key] = _rank_of(model, own)
     return model.profiles[key]

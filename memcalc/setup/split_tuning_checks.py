@@ -3,7 +3,7 @@ modelled."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.pipelining.placement import stages as stages_in_all
@@ -12,6 +12,7 @@ from memcalc.pipelining.schedules import NAMES, flushes, has_halves, placement_o
 from memcalc.tuning.saved import is_named
 
 if TYPE_CHECKING:
+    from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.program import Program
     from memcalc.inputs.model import Model
 
@@ -46,10 +47,14 @@ def _check_adapters(options: Options, model: Model) -> None:
     """Raise InputError for adapters that peft does not split as transformers splits their layers, or that fail."""
     plan, program = dict(model.support.tensor_parallel or {}), model.program
     if options.sequence_parallel:
-        why = "peft splits adapters by transformers' plan alone (get_tp_plan_and_mesh), which has no sequence parallelism"
+        why = (
+            "peft splits adapters by transformers' plan alone (get_tp_plan_and_mesh), which has no sequence parallelism"
+        )
         refuse("lora_rank", options.lora_rank, f"{why}; allowed: without --sequence-parallel, or --freeze")
     if options.dora:
-        why = "peft adds a magnitude's plain tensors to a DTensor, which torch refuses (DoraLinearLayer.get_weight_norm)"
+        why = (
+            "peft adds a magnitude's plain tensors to a DTensor, which torch refuses (DoraLinearLayer.get_weight_norm)"
+        )
         refuse("dora", True, f"with --tp {options.tp} {why}; allowed: off")
     fit = [path for path, _ in _places(program) if plan.get(path) not in _NO_ADAPTER]
     for path, _ in _places(program):
@@ -58,19 +63,23 @@ def _check_adapters(options: Options, model: Model) -> None:
             last = path.rpartition(".")[2]
             others = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in fit))
             other = f"--lora-targets {others}" if others else "other --lora-targets"
-            refuse("lora_targets", options.lora_targets or "default", f"with --tp {options.tp}, {last}: {why}; allowed: {other}")
+            refuse(
+                "lora_targets",
+                options.lora_targets or "default",
+                f"with --tp {options.tp}, {last}: {why}; allowed: {other}",
+            )
     if options.modules_to_save is not None:
         _check_copies(options, program, list(plan))
 
 
-def _places(program: Program) -> list[tuple[str, int | None]]:
-    adapters = program.adapters
+def _places(program: Program) -> list[Place]:
+    adapters: Any = program.adapters
     return [] if adapters is None else list(adapters.calls)
 
 
 def _check_copies(options: Options, program: Program, plan: list[str]) -> None:
-    adapters = program.adapters
-    saved = [] if adapters is None else [path for path, _ in adapters.saved]
+    adapters: Any = program.adapters
+    saved: list[str] = [] if adapters is None else [path for path, _ in adapters.saved]
     split = next((path for path in saved if any(is_named(path, one) or is_named(one, path) for one in plan)), None)
     if split is not None:
         why = f"{split.rpartition('.')[2]} is split, and its copy would run the original's forward and not train"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name
-from memcalc.setup.split_tuning_checks import check_split
 from memcalc.tuning.chosen import tuning_of
 
 if TYPE_CHECKING:
@@ -40,7 +39,10 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
     for other, unchecked, allowed in _UNCHECKED:
         if getattr(options, other) == unchecked and not options.sequence_parallel:
             refuse(other, unchecked, f"with --{name.replace('_', '-')} {NOT_YET}{allowed}")
-    check_split(options, engine, model, name, value)
+    if max(options.tp, options.pp, options.ep) > 1:
+        from memcalc.setup.split_tuning_checks import check_split  # most setups share no layers, experts or stages
+
+        check_split(options, engine, model, name, value)
     if engine == "deepspeed" and options.zero == 3 and model is not None and model.program.source:
         why = f"with ZeRO-3, whose linear function saves inputs of its own, for a {model.model_type}, which is traced,"
         refuse(name, value, f"{why} {NOT_YET}with --zero 0, 1, 2")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memcalc.families.base.plans import Plan
     from memcalc.families.base.program import Program
 
+
 def with_split_adapters(program: Program, adapters: Any) -> Program:
     """Return one rank's program (`memcalc.layout.tensor_parallel.split`) with its part of the whole model's adapters."""
     assert isinstance(adapters, LoraAdapters) and program.tensor_parallel is not None

@@ -40,9 +40,7 @@ def validate(model: Any, **options: Any) -> Comparison:
 def outputs_that_want_a_gradient(report: memcalc.Report) -> list[bool]:
     """Whether the output of each stage wants a gradient, by the forwards of the real stages."""
     setup, model = report.setup, report.model
-    of_ranks = spans(
-        model.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers
-    )
+    of_ranks = spans(model.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)
     of_all = [of_ranks[i % setup.pp][i // setup.pp] for i in range(setup.pp * setup.virtual_stages)]
     found: list[bool] = []
     plain = setup._replace(recompute="none", tp=1, cp=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tuning.split import validate
-from validate.test_fake import DEEPSEEK, MIXTRAL, same
+from validate.test_fake import MIXTRAL, same
 
 WORKLOAD: dict[str, Any] = {"micro_batch_size": 1, "seq_len": 64, "gpus": 8, "ep": 4, "zero": 3}
 LORA: dict[str, Any] = {"lora_rank": 4, "lora_targets": "q_proj,v_proj"}

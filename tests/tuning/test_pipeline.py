@@ -40,7 +40,11 @@ def named(options: dict[str, Any]) -> str:
 
 def step(rank: int, schedule: str, micro_batches: int, fields: dict[str, Any] = SIX, **options: Any) -> Any:
     given = {"pp": 2, "gpus": 4, **WORKLOAD, **options}
-    batch = micro_batches * given["micro_batch_size"] * (given["gpus"] // (given["pp"] * given.get("tp", 1) * given.get("cp", 1)))
+    batch = (
+        micro_batches
+        * given["micro_batch_size"]
+        * (given["gpus"] // (given["pp"] * given.get("tp", 1) * given.get("cp", 1)))
+    )
     return validate(fields, pp_rank=rank, schedule=schedule, global_batch_size=batch, **given)
 
 
@@ -74,10 +78,12 @@ def test_interleaved(rank: int, trained: dict[str, Any], zero: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trained", IN_ALL_STAGES, ids=named)
+@pytest.mark.parametrize("trained", [*IN_ALL_STAGES, LORA | {"dora": True}], ids=named)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_zero_bubble(rank: int, trained: dict[str, Any]) -> None:
-    same(step(rank, "zero-bubble", 5, zero=2, **{name: value for name, value in trained.items() if name != "recompute"}))
+    same(
+        step(rank, "zero-bubble", 4, zero=2, **{name: value for name, value in trained.items() if name != "recompute"})
+    )
 
 
 @pytest.mark.slow
@@ -107,7 +113,9 @@ def test_experts(rank: int, trained: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "trained"), [("gpipe", LORA), ("1f1b", {"freeze": "embeddings,first:9"}), ("1f1b", {"freeze": "last:10"})], ids=str
+    ("schedule", "trained"),
+    [("gpipe", LORA), ("1f1b", {"freeze": "embeddings,first:9"}), ("1f1b", {"freeze": "last:10"})],
+    ids=str,
 )
 def test_many_layers_and_micro_batches(schedule: str, trained: dict[str, Any]) -> None:
     """More of both than are run on paper."""

@@ -192,9 +192,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     return collectives_of(model, setup, BackwardUnits(every, every), BackwardUnits(every, every))
 
 
-def collectives_of(
-    model: Model, setup: Setup, backward: BackwardUnits, of_experts: BackwardUnits
-) -> list[Collective]:
+def collectives_of(model: Model, setup: Setup, backward: BackwardUnits, of_experts: BackwardUnits) -> list[Collective]:
     """Return the collectives of a step whose backward gathers and reduces the units of some layers and of some layers'
     experts."""
     clipping = norms(model, setup, sharded_dtype(setup))

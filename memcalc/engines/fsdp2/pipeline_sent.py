@@ -129,10 +129,13 @@ def _parts_of(setup: Setup, stage: Stage) -> list[Part]:
     """Return each layer's part in a backward of its stage. Where a backward ends, the layer before is gathered ahead, and for
     nothing."""
     begins = stage.backward_from(asks=setup.input_require_grads)
-    if begins is None:
-        return ["has none"] * stage.layers
-    before: list[Part] = [*["has none"] * (begins - 1), "is gathered for it"] if begins else []
-    return [*before, *["has a backward"] * (stage.layers - begins)]
+
+    def part(layer: int) -> Part:
+        if begins is None or layer < begins - 1:
+            return "has none"
+        return "has a backward" if layer >= begins else "is gathered for it"
+
+    return [part(layer) for layer in range(stage.layers)]
 
 
 def _gathers(setup: Setup, rank: int, part: Part, *, reshards: bool) -> Counter[tuple[int, Wanted]]:
