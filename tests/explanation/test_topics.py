@@ -50,6 +50,7 @@ NAMES = [
     "trillion",
     "encoder-decoder-stages",
     "lora",
+    "frozen-axes",
     "convolution",
     "batch-norm",
     "lstm",

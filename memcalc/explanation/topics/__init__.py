@@ -24,6 +24,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "recompute",
         "batch-and-sequence",
         "lora",
+        "frozen-axes",
         "kv-cache",
         "paged-attention",
         "tensor-parallel",
