@@ -27,16 +27,29 @@ _NO_ADAPTER: Final = {
 
 def check_split(options: Options, engine: str, model: Model | None, name: str, value: object) -> None:
     """Raise InputError for what trains (`name`, `value`) where layers, experts or stages are shared by ranks."""
-    for axis in ("tp", "pp", "ep"):
-        degree = getattr(options, axis)
-        if degree > 1 and engine != "fsdp2":
-            refuse(name, value, f"with engine {engine} and --{axis} {degree} {NOT_YET}{_instead(axis)}")
+    if engine != "fsdp2":
+        _check_other_engines(options, engine, model, name, value)
     if model is None:
         return
     if options.tp > 1 and options.lora_rank:
         _check_adapters(options, model)
     if options.pp > 1:
         _check_stages(options, model, name, value)
+
+
+def _check_other_engines(options: Options, engine: str, model: Model | None, name: str, value: object) -> None:
+    """Raise InputError for an axis of an engine with which this is not modelled, and for experts that AutoEP does not take."""
+    if engine == "deepspeed" and options.ep > 1 and model is not None:
+        program = model.program
+        trained = [w for w in program.weights() if w.component == "experts" and program.wants_gradient(w)]
+        if not trained:
+            why = "DeepSpeed fails if no expert trains: none of the param groups are marked as MoE"
+            refuse(name, value, f"with --ep {options.ep} {why}; allowed: --ep 1, or --engine fsdp2 --zero 3")
+    for axis in ("tp", "pp", "ep"):
+        degree = getattr(options, axis)
+        is_auto_tp = axis == "tp" and options.autotp and not options.lora_rank
+        if degree > 1 and not is_auto_tp:
+            refuse(name, value, f"with engine {engine} and --{axis} {degree} {NOT_YET}{_instead(axis)}")
 
 
 def _instead(axis: str) -> str:

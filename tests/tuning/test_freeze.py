@@ -195,7 +195,7 @@ def test_a_tied_head_is_the_embedding() -> None:
         ({"freeze": " "}, "allowed: names of parts"),
         ({"freeze": "norms", "engine": "megatron", "gpus": 2}, "--freeze norms: with engine megatron is not modelled"),
         (
-            {"freeze": "norms", "engine": "deepspeed", "gpus": 2, "tp": 2, "autotp": True},
+            {"freeze": "norms", "engine": "deepspeed", "gpus": 2, "tp": 2},
             "--freeze norms: with engine deepspeed and --tp 2 is not modelled",
         ),
         ({"freeze": "norms", "kernels": "megatron"}, "--kernels megatron: with --freeze is not modelled"),

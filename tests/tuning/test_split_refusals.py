@@ -37,7 +37,8 @@ STAGES: dict[str, Any] = {"pp": 4, "global_batch_size": 16}
         ("llama-7b", STAGES | LORA | {"schedule": "pipedream"}, r"--lora-rank 8: with schedule pipedream"),
         ("llama-7b", {"engine": "deepspeed", "zero": 1, "pp": 2, "freeze": "head"}, r"--freeze head: .*--pp 2 is not modelled"),
         ("llama-7b", LORA | {"engine": "deepspeed", "zero": 1, "tp": 2, "autotp": True}, r"--lora-rank 8: .*--tp 2 is not"),
-        ("mixtral-8x7b", {"engine": "deepspeed", "zero": 1, "ep": 2, "freeze": "mlp"}, r"--freeze mlp: .*--ep 2 is not"),
+        ("mixtral-8x7b", {"engine": "deepspeed", "zero": 1, "ep": 2, "freeze": "mlp"}, r"--freeze mlp: with --ep 2 DeepSpeed"),
+        ("mixtral-8x7b", {"engine": "deepspeed", "zero": 1, "ep": 2, "freeze": "head"}, r"--freeze head: .*--ep 2 is not"),
     ],
     ids=str,
 )  # fmt: skip
