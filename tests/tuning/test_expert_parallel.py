@@ -28,6 +28,8 @@ def named(options: dict[str, Any]) -> str:
     return "-".join(map(str, options.values()))
 
 
-@pytest.mark.parametrize("trained", EACH, ids=named)
+@pytest.mark.parametrize(
+    "trained", [EACH[1], *(pytest.param(one, marks=pytest.mark.slow) for one in EACH if one != EACH[1])], ids=named
+)
 def test_mixtral(trained: dict[str, Any]) -> None:
     same(validate(MIXTRAL | {"num_hidden_layers": 3}, **WORKLOAD | trained))
