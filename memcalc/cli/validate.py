@@ -118,12 +118,14 @@ def validate(
 
 def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
     """Raise InputError for parts of ZeRO++, whose quantiser has no version for the CPU and which no run asks DeepSpeed for,
-    for weights on the host, and for codes in another dtype than bitsandbytes' own, or in shards."""
+    for weights on the host, for codes in another dtype than bitsandbytes' own or in shards, and for frozen weights and
+    adapters on axes where the run does not put them."""
     from memcalc import estimate
     from memcalc.inputs.file_options import FILES
     from memcalc.inputs.options import NOT_YET, PLUS_PLUS, refuse
 
-    if not any(name in given for name in (*PLUS_PLUS, "offload_params", "quantize", *FILES)):
+    asked = (*PLUS_PLUS, "offload_params", "quantize", "freeze", "lora_rank", *FILES)
+    if not any(name in given for name in asked):
         return
     setup = estimate(model, **given).setup
     shards = setup.engine == "fsdp2" or (setup.engine == "deepspeed" and setup.zero == 3)
@@ -132,6 +134,12 @@ def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
         refuse("quantize", setup.quantize, f"{how}, in a run {NOT_YET}none; memcalc estimate takes it")
     if setup.offload_params != "none":
         refuse("offload_params", setup.offload_params, f"in a run {NOT_YET}none; memcalc estimate takes it")
+    why = "where the run freezes or adapts a model before it is cut,"
+    if setup.lora_rank and setup.tp > 1:
+        refuse("lora_rank", setup.lora_rank, f"with --tp {setup.tp}, {why} {NOT_YET}0; memcalc estimate takes it")
+    if setup.freeze is not None and (setup.pp > 1 or setup.sequence_parallel):
+        axis = f"--pp {setup.pp}" if setup.pp > 1 else "--sequence-parallel"
+        refuse("freeze", setup.freeze, f"with {axis}, {why} {NOT_YET}leave it out; memcalc estimate takes it")
     for name, off in PLUS_PLUS.items():
         if getattr(setup, name) != off:
             shown = "off" if off is False else off

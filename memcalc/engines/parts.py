@@ -17,6 +17,7 @@ from memcalc.layout.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.layout.tensor_parallel import TensorParallel, split
 
 if TYPE_CHECKING:
+    from memcalc.families.base.program import Program
     from memcalc.layout.collectives import Collective
     from memcalc.setup.setup import Setup
     from memcalc.tape.profile import Profile
@@ -71,9 +72,15 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
         how = SequenceParallel if setup.sequence_parallel else TensorParallel
         assert model.support.tensor_parallel is not None
         plan = model.support.tensor_parallel | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
-        program = model.program if setup.ep == 1 else share_experts(model.program, setup.ep, setup.expert_imbalance)
+        adapters = model.program.adapters
+        base = model.program if adapters is None else model.whole.program
+        program = base if setup.ep == 1 else share_experts(base, setup.ep, setup.expert_imbalance)
         own = split(program, plan, setup.tp, how)
-        model.profiles[key] = Model(model.name, model.model_type, own)
+        if adapters is not None:
+            from memcalc.tuning.split import with_split_adapters  # most programs have no adapters
+
+            own = with_split_adapters(own, adapters)
+        model.profiles[key] = _rank_of(model, own)
     return model.profiles[key]
 
 
@@ -86,8 +93,15 @@ def expert_parallel_rank(model: Model, setup: Setup) -> Model:
             own = auto_ep.on_rank(model.program, model.model_type, setup.ep, setup.expert_imbalance)
         else:
             own = share_experts(model.program, setup.ep, setup.expert_imbalance)
-        model.profiles[key] = Model(model.name, model.model_type, own)
+        model.profiles[key] = _rank_of(model, own)
     return model.profiles[key]
+
+
+def _rank_of(model: Model, program: Program) -> Model:
+    """Return the model of a rank, of which the same trains as of the whole one."""
+    own = Model(model.name, model.model_type, program)
+    own.tuning = model.tuning
+    return own
 
 
 def sharers(model: Model, setup: Setup) -> dict[int, Model]:
@@ -97,7 +111,7 @@ def sharers(model: Model, setup: Setup) -> dict[int, Model]:
     for rank in sorted({0, 1, setup.cp - 1}):
         ring = Ring(setup.cp, rank, setup.cp_comm_type == "all_gather")
         if ring not in model.profiles:
-            model.profiles[ring] = Model(model.name, model.model_type, context_parallel.share(model.program, ring))
+            model.profiles[ring] = _rank_of(model, context_parallel.share(model.program, ring))
         out[rank] = model.profiles[ring]
     return out
 

@@ -95,7 +95,7 @@ def staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         holdings = engine.holdings_of(setup, staged)
         choices = Choices(
             setup.compute_dtype, setup.attention, setup.recompute != "none", False, kernels=kernels, hooks=holdings.hooks,
-            policy=per_op if setup.recompute == "op" else None,
+            policy=per_op if setup.recompute == "op" else None, input_require_grads=setup.input_require_grads,
         )  # fmt: skip
         own, program = staged.model, staged.program
         branch = program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)

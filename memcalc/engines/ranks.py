@@ -100,8 +100,10 @@ def _sent(
     elif setup.engine == "fsdp2" and model.tuning is not None:
         from memcalc.engines.fsdp2.backward_units import units_of_backward
         from memcalc.engines.fsdp2.engine import collectives_of
+        from memcalc.layout.expert_parallel import expert_path
 
-        own = collectives_of(model, setup, units_of_backward(made.run))
+        experts = expert_path(model.program) if setup.ep > 1 else None
+        own = collectives_of(model, setup, *units_of_backward(made.run, experts))
     else:
         own = engine.collectives(model, setup)
     if model.model_type == "layers":

@@ -10,7 +10,6 @@ its index in the list, a stage's `config.layer_types` holds the stage's own laye
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +74,7 @@ class Stage(Program):
         own: Any = copy.copy(whole)
         numbers = [span.start + i for i in range(span.layers) if i not in left_out]
         _number_layers(own, whole, numbers)
+        _number_what_trains(own, whole, numbers)
         if not span.first:
             own.embed = _as_it_is
         if not span.last:
@@ -89,23 +89,66 @@ class Stage(Program):
         return Stage(self.whole_model, self.span, left_out)
 
     def variant(self, i: int) -> Hashable:
-        return self.stage_model.variant(i), self.stage_model.layer_kind(i)
+        own = self.stage_model
+        return own.variant(i), own.layer_kind(i), own.held.get(i), own.adapted(i)
 
-    def kinds_of_layers(self) -> list[tuple[list[Weight], int]]:
-        """Return the weights of each kind of layer, with the number of such layers."""
-        counts = Counter(self.variant(i) for i in range(self.layers))
-        first = {self.variant(i): i for i in reversed(range(self.layers))}
-        return [(list(self.stage_model.layer_weights(first[variant])), n) for variant, n in counts.items()]
+    def wants_gradient(self, weight: Weight) -> bool:
+        return self.stage_model.wants_gradient(weight)
+
+    @property
+    def has_frozen(self) -> bool:
+        return self.stage_model.has_frozen
+
+    def kinds_of_layers(self) -> list[tuple[list[Weight], list[int]]]:
+        """Return the weights of each kind of layer, with the numbers of such layers."""
+        alike: dict[Hashable, list[int]] = {}
+        for i in range(self.layers):
+            alike.setdefault(self.variant(i), []).append(i)
+        return [(self.weights_of(layers[0]), layers) for layers in alike.values()]
+
+    def weights_of(self, layer: int) -> list[Weight]:
+        """Return the weights of a layer of the stage, its adapters among them."""
+        if not self.has_frozen:
+            return list(self.stage_model.layer_weights(layer))
+        return [weight for weight in self.stage_model.weights() if weight.layer == layer]
 
     def weights(self) -> Iterator[Weight]:
         for weight in self.stage_model.weights():
-            if weight.layer is not None or (self.span.first if weight.component == "embedding" else self.span.last):
+            if weight.layer is not None or (self.span.first if self._in_embedding(weight.name) else self.span.last):
                 yield weight
 
     def buffers(self) -> Iterator[Buffer]:
         for buffer in self.stage_model.buffers():
-            if self.span.first or not buffer.name.startswith(f"{self.stage_model.embedding}."):
+            if self.span.first or not self._in_embedding(buffer.name):
                 yield buffer
+
+    def _in_embedding(self, name: str) -> bool:
+        """Tell whether a weight or a buffer is of the table of tokens, or of a copy of it that trains."""
+        return name.startswith(f"{type(self.stage_model).embedding}.")
+
+    def input_wants_gradient(self, *, asks: bool) -> bool:
+        """Tell whether the hidden states that the stage receives want a gradient: if a weight before them does. `asks`: the
+        output of the embeddings wants one in any case."""
+        if self.span.first:
+            return False
+        if asks or not self.has_frozen:
+            return True
+        whole, start = self.whole_model, self.span.start
+        return any(
+            self._in_embedding(weight.name) if weight.layer is None else weight.layer < start
+            for weight in whole.weights()
+            if whole.wants_gradient(weight)
+        )
+
+    def backward_from(self, *, asks: bool) -> int | None:
+        """Return the first layer of the stage that has a backward; the number of layers if only what is behind them has one,
+        and None if nothing has."""
+        if not self.has_frozen or asks or self.input_wants_gradient(asks=asks):
+            return 0
+        trained = [weight for weight in self.weights() if self.wants_gradient(weight)]
+        if any(weight.layer is None and self._in_embedding(weight.name) for weight in trained):
+            return 0
+        return min((self.layers if weight.layer is None else weight.layer for weight in trained), default=None)
 
     def outputs(self, run: Run, given: Tensor) -> Tensor:
         """Return the hidden states for `given` tokens or hidden states; the last stage returns the logits."""
@@ -133,6 +176,17 @@ def _number_layers(own: Any, whole: Any, numbers: Sequence[int]) -> None:
         own.kinds = [whole.kinds[i] for i in numbers]
 
 
+def _number_what_trains(own: Any, whole: Any, numbers: Sequence[int]) -> None:
+    """Give a copy of `whole` what of its layers `numbers` is frozen or adapted, counted from 0."""
+    if not whole.has_frozen:
+        return
+    own.__dict__.pop("idle", None)  # the cached count of the whole
+    of_stage: dict[int | None, int | None] = {None: None, **{number: i for i, number in enumerate(numbers)}}
+    own.held = {of_stage[layer]: names for layer, names in whole.held.items() if layer in of_stage}
+    if whole.adapters is not None:
+        own.adapters = whole.adapters.of_layers(of_stage)
+
+
 def _as_it_is(_: Module, hidden_states: Tensor) -> Tensor:
     return hidden_states
 
@@ -147,6 +201,14 @@ class RankProgram(Program):
         self.stages = tuple(Stage(whole, span) for span in spans)
         self.layers = sum(span.layers for span in spans)
         self.hidden: Dim = whole.hidden
+        self.whole_model = whole
+
+    def wants_gradient(self, weight: Weight) -> bool:
+        return self.whole_model.wants_gradient(weight)
+
+    @property
+    def has_frozen(self) -> bool:
+        return self.whole_model.has_frozen
 
     def between_layers(self, whole: Dim) -> Dim:
         """Return a rank's tokens of a sequence in a tensor between two layers, and so between two stages."""

@@ -203,11 +203,12 @@ class Floors:
             yield min(1.0, one.own.least(each) / average), int(one.saved.least(of))
 
     def _parameters_of_layers(self, period: int) -> Least:
+        """Return the parameters of a layer that train, at least."""
         if period not in self._layers:
-            sizes = Counter[int]()
-            for weight in self._model.program.weights():
+            sizes, program = Counter[int](), self._model.program
+            for weight in program.weights():
                 if weight.layer is not None:
-                    sizes[weight.layer] += numel(weight.shape)[0]
+                    sizes[weight.layer] += numel(weight.shape)[0] if program.wants_gradient(weight) else 0
             self._layers[period] = least_of([sizes[layer] for layer in sorted(sizes)], period)
         return self._layers[period]
 

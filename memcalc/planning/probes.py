@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
     from memcalc.inputs.options import Options
     from memcalc.planning.layouts import Layout
+    from memcalc.tape.runs import Trace
+    from memcalc.timing.kernels import Rates
     from memcalc.timing.rank import RankTime
 
+_REDUCES: Final = "reduces gradients"
+"""The kernels of FSDP2's hook around a layer's backward, by their name in a run (memcalc/engines/fsdp2/step.py)."""
 EXACT: Final = 1 - 1e-9
 """The share of a sum that its parts reach in another order of additions."""
 
@@ -78,6 +82,9 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
         sums, run = timed.sums, rank.rank.profiles[0].run
         exposed, in_each_layer = _exposed(rank, timed, layout.engine)
         computing += sums.forward + sums.backward + sums.recomputation + sum(sums.waits) + exposed
+        if model.program.has_frozen:
+            run, once = _without_reductions(run, report, rates)
+            computing -= once
         places, head = seconds_by_place(run, report.setup, rates), head_seconds(run, report.setup, rates)
         assert not isinstance(places, Unknown)
         assert not isinstance(head, Unknown)
@@ -86,6 +93,18 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
     period = len(report.rank.profiles[0].run.middle.early) or 1
     layers = least_of([seconds + in_each_layer for seconds in of_layers], period)
     return Probe(computing * EXACT, layers, head, saved_of(report))
+
+
+def _without_reductions(run: Trace, report: Report, rates: Rates) -> tuple[Trace, float]:
+    """Return a run without the kernels around FSDP2's reductions, and the seconds of these. A step has them once, however many
+    micro-batches it has. Where all weights train, what adds up the gradients of each micro-batch takes longer than they do."""
+    early, _, more = run.middle
+    rest = run._replace(streamed=tuple(one for one in run.streamed if one.name != _REDUCES))
+    reductions = run._replace(streamed=tuple(one for one in run.streamed if one.name == _REDUCES), work=())
+    places = seconds_by_place(reductions, report.setup, rates)
+    if isinstance(places, Unknown):
+        return rest, 0.0
+    return rest, sum(seconds * (1 + more * (place.layer in early)) for place, seconds in places.items())
 
 
 def _exposed(report: Report, timed: RankTime, engine: str) -> tuple[float, float]:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from memcalc.families.base.program import Program
     from memcalc.inputs.model import Model
 
-_AXES: Final = ("tp", "pp", "ep")
 _OF_ADAPTERS: Final = ("lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "modules_to_save")
 
 _ALONE: Final = "is an option of adapters; allowed: with --lora-rank 1 or more"
@@ -36,13 +35,15 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
     if options.lora_rank and options.freeze is not None:
         refuse("freeze", options.freeze, "adapters freeze all of the base; allowed: leave it out, or --lora-rank 0")
     if engine == "megatron":
-        refuse(name, value, f"with engine megatron {NOT_YET}with --engine none, ddp, deepspeed, fsdp2")
+        whose = ", whose adapters are Megatron-Bridge's (megatron/bridge/peft)," if options.lora_rank else ""
+        refuse(name, value, f"with engine megatron{whose} {NOT_YET}with --engine none, ddp, deepspeed, fsdp2")
     for other, unchecked, allowed in _UNCHECKED:
-        if getattr(options, other) == unchecked:
+        if getattr(options, other) == unchecked and not options.sequence_parallel:
             refuse(other, unchecked, f"with --{name.replace('_', '-')} {NOT_YET}{allowed}")
-    for axis in _AXES:
-        if getattr(options, axis) > 1:
-            refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
+    if max(options.tp, options.pp, options.ep) > 1:
+        from memcalc.setup.split_tuning_checks import check_split  # most setups share no layers, experts or stages
+
+        check_split(options, engine, model, name, value)
     if engine == "deepspeed" and options.zero == 3 and model is not None and model.program.source:
         why = f"with ZeRO-3, whose linear function saves inputs of its own, for a {model.model_type}, which is traced,"
         refuse(name, value, f"{why} {NOT_YET}with --zero 0, 1, 2")

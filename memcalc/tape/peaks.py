@@ -15,8 +15,9 @@ def peaks(run: Trace, sizes: Sequence[int] | None = None) -> tuple[dict[int, int
     """Return the local maxima of forward and of backward, as amounts with their places in the log, and the amounts at
     the end of each phase.
 
-    A local maximum is an allocation followed by a free or by another segment. Maxima within the middle layers are left
-    out: they lie between those of their neighbours. `sizes` are the amounts of the blocks, if they are not their own.
+    A local maximum is an allocation followed by a free or by another segment. So is the beginning of a backward, in which a
+    stage without trained weights allocates nothing. Maxima within the middle layers are left out: they lie between those of
+    their neighbours. `sizes` are the amounts of the blocks, if they are not their own.
     """
     sizes = sizes_of(run) if sizes is None else sizes
     early, late, more = run.middle
@@ -28,15 +29,15 @@ def peaks(run: Trace, sizes: Sequence[int] | None = None) -> tuple[dict[int, int
     in_early = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in early}
     in_late = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in late}
     saved = live = extra = extra_early = extra_late = 0
-    rising = False
+    rising, now = False, ""
     for place, event in enumerate(run.log):
         if place == run.forward_end:
             saved = live + more * extra
         if place in begins:
             if rising and here is not None:
                 here.setdefault(live + more * extra, place)
-            rising = False
             phase, kept = begins[place]
+            rising, now = phase == "backward" != now, phase
             here = found[phase] if kept else None
             if place in turns:
                 is_late = turns[place] is late

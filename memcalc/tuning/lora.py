@@ -6,7 +6,7 @@ its input. The layer's own output is cast back behind the sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import Dim
@@ -47,6 +47,12 @@ class LoraAdapters:
 
     def saves(self, path: str, layer: int | None) -> bool:
         return (path, layer) in self.saved
+
+    def of_layers(self, numbers: Mapping[int | None, int | None]) -> LoraAdapters:
+        """Return the adapters of some layers only, which get other numbers: {number: its new one}."""
+        calls = {(path, numbers[layer]): call for (path, layer), call in self.calls.items() if layer in numbers}
+        saved = frozenset((path, numbers[layer]) for path, layer in self.saved if layer in numbers)
+        return replace(self, calls=calls, saved=saved)
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         """Run lora.Linear.forward, or that of a quantised layer."""

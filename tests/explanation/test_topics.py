@@ -51,6 +51,7 @@ NAMES = [
     "encoder-decoder-stages",
     "lora",
     "qlora",
+    "frozen-axes",
     "convolution",
     "batch-norm",
     "lstm",

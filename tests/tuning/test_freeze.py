@@ -195,7 +195,10 @@ def test_a_tied_head_is_the_embedding() -> None:
         ({"freeze": 3}, "--freeze 3: allowed: names of parts"),
         ({"freeze": " "}, "allowed: names of parts"),
         ({"freeze": "norms", "engine": "megatron", "gpus": 2}, "--freeze norms: with engine megatron is not modelled"),
-        ({"freeze": "norms", "engine": "fsdp2", "gpus": 2, "tp": 2}, "--freeze norms: with --tp 2 is not modelled"),
+        (
+            {"freeze": "norms", "engine": "deepspeed", "gpus": 2, "tp": 2},
+            "--freeze norms: with engine deepspeed and --tp 2 is not modelled",
+        ),
         ({"freeze": "norms", "kernels": "megatron"}, "--kernels megatron: with --freeze is not modelled"),
         ({"input_require_grads": 1}, "--input-require-grads 1: allowed: true, false"),
     ],

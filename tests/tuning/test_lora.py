@@ -183,7 +183,7 @@ def test_what_a_layer_of_llama_keeps() -> None:
         (
             LLAMA,
             {"lora_rank": 4, "engine": "megatron", "gpus": 2},
-            "--lora-rank 4: with engine megatron is not modelled",
+            "--lora-rank 4: with engine megatron, whose adapters are",
         ),
         (LLAMA, {"lora_rank": 4, "kernels": "megatron"}, "--kernels megatron: with --lora-rank is not modelled"),
         (LLAMA, {"lora_rank": 4, "adapter_dtype": "bf16", "precision": "fp32"}, "in the base's dtype; allowed: fp32"),

@@ -26,6 +26,7 @@ def part_of(model: Model, setup: Setup) -> Model:
         assert model.support.tensor_parallel is not None
         own = on_rank(model.program, model.support.tensor_parallel, setup.tp)
         model.profiles[key] = Model(model.name, model.model_type, own)
+        model.profiles[key].tuning = model.tuning
     return model.profiles[key]
 
 

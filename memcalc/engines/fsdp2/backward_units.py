@@ -24,23 +24,30 @@ class BackwardUnits(NamedTuple):
     reduced: frozenset[int]
 
 
-def units_of_backward(run: Trace) -> BackwardUnits:
-    """Return the layers that the backward of a run gathers, and those that it reduces."""
-    return BackwardUnits(
-        frozenset(_layers_with(run, GATHERED, "backward")), frozenset(_layers_with(run, REDUCED, "backward"))
-    )
+def units_of_backward(run: Trace, experts: str | None = None) -> tuple[BackwardUnits, BackwardUnits]:
+    """Return the layers that the backward of a run gathers, and those that it reduces; then the same for the units of experts
+    at the path `experts`."""
+
+    def units(*, apart: bool) -> BackwardUnits:
+        gathered, reduced = (
+            frozenset(layer for layer, unit in _layers_with(run, name, "backward") if (unit == experts) == apart)
+            for name in (GATHERED, REDUCED)
+        )
+        return BackwardUnits(gathered, reduced)
+
+    return units(apart=False), units(apart=True)
 
 
-def _layers_with(run: Trace, name: str, phase: str) -> Iterator[int]:
-    """Yield the real layers that have a block of this name in a phase."""
+def _layers_with(run: Trace, name: str, phase: str) -> Iterator[tuple[int, str]]:
+    """Yield the real layers that have a block of this name in a phase, with the name of the block's unit."""
     phases = {place: of for place, of, _ in run.segments}
     now = ""
     for place, event in enumerate(run.log):
         now = phases.get(place, now)
         if event >= 0 and now == phase and run.rows[event].name == name:
-            layer = run.rows[event].layer
-            if layer is not None:
-                yield from _real(run, layer)
+            row = run.rows[event]
+            if row.layer is not None:
+                yield from ((layer, row.scope) for layer in _real(run, row.layer))
 
 
 def elements_of_blocks(run: Trace, name: str, phase: str) -> int:

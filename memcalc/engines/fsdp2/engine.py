@@ -224,11 +224,12 @@ def _shard(shape: Shape, axis: str, ranks: int) -> Shape:
 def collectives(model: Model, setup: Setup) -> list[Collective]:
     """Return the collectives of a step in which every layer has a backward and gradients."""
     every = frozenset(range(model.layers))
-    return collectives_of(model, setup, BackwardUnits(every, every))
+    return collectives_of(model, setup, BackwardUnits(every, every), BackwardUnits(every, every))
 
 
-def collectives_of(model: Model, setup: Setup, backward: BackwardUnits) -> list[Collective]:
-    """Return the collectives of a step whose backward gathers and reduces some of the layers."""
+def collectives_of(model: Model, setup: Setup, backward: BackwardUnits, of_experts: BackwardUnits) -> list[Collective]:
+    """Return the collectives of a step whose backward gathers and reduces the units of some layers and of some layers'
+    experts."""
     clipping = norms(model, setup, sharded_dtype(setup))
     if setup.dp * setup.cp == 1:
         return clipping
@@ -238,7 +239,7 @@ def collectives_of(model: Model, setup: Setup, backward: BackwardUnits) -> list[
     stack = f"{layers[0].name.split('*')[0]}*" if layers else None
     return [
         *_of_layers(model, setup, layers, stack, "layers", backward),
-        *_of_layers(model, setup, experts, stack, "experts", backward),
+        *_of_layers(model, setup, experts, stack, "experts", of_experts),
         *_of_root(model, setup, root),
         *clipping,
     ]

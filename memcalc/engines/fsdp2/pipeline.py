@@ -22,7 +22,7 @@ from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.families.base.stack import common_pattern
 from memcalc.inputs.model import Model
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
-from memcalc.pipelining.programs import RankProgram, spans
+from memcalc.pipelining.programs import RankProgram, Stage, spans
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
 from memcalc.pipelining.stashing import with_versions
 from memcalc.tape.profile import Choices, Moment, profile_of_steps
@@ -115,8 +115,8 @@ def _left_out(setup: Setup, rank: StagedRank) -> int:
 def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
     """Return the rows that the left-out micro-batches add up over a step. Behind a backward in two halves these are the
     gradients of the inputs, which stay until the next step begins (clear_runtime_states)."""
-    copies = sum(not stage.span.first for stage in rank.program.stages)
-    copies -= leads_to_itself(setup, rank.number)  # these are the gradients that the stage before has
+    copies = sum(stage.input_wants_gradient(asks=setup.input_require_grads) for stage in rank.program.stages)
+    copies -= gradient_stays(setup, rank)  # these are the gradients that the stage before has
     if not (_left_out(setup, rank) and copies and setup.schedule in ("zero-bubble", "zbv")):
         return []
     shape = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
@@ -145,10 +145,12 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     if last:
         rows.append(Row("buffers", "losses", (of_chunk,), fp32, life="until the next step's", source="the caller"))
     hidden = (of_chunk, *hidden_states(rank))
-    for what, has in (("received hidden states", "first"), ("received gradients", "last")):
-        copies = sum(not getattr(stage.span, has) for stage in stages)
-        if leads_to_itself(setup, rank.number):  # those of the micro-batches that are run are in the run
-            copies -= 1
+    for what, received, stays in (
+        ("received hidden states", sum(not stage.span.first for stage in stages), leads_to_itself(setup, rank.number)),
+        ("received gradients", outputs_with_gradient(setup, rank), gradient_stays(setup, rank)),
+    ):
+        copies = received - stays
+        if stays:  # those of the micro-batches that are run are in the run
             few = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
             of_here = f"{what} of this rank's other stage"
             if few[0].size:
@@ -179,6 +181,18 @@ def leads_to_itself(setup: Setup, rank: int) -> bool:
     """Tell whether a rank's second chunk follows its first one, so that nothing is sent between them: on the last rank of
     a V."""
     return placement_of(setup.schedule) == "in a V" and rank == setup.pp - 1
+
+
+def gradient_stays(setup: Setup, rank: StagedRank) -> bool:
+    """Tell whether a gradient goes from a rank's second chunk to its first one."""
+    follows = rank.program.stages[-1]
+    return leads_to_itself(setup, rank.number) and follows.input_wants_gradient(asks=setup.input_require_grads)
+
+
+def outputs_with_gradient(setup: Setup, rank: StagedRank) -> int:
+    """Return the number of the rank's stages that get the gradient of their output from another stage."""
+    asks = setup.input_require_grads
+    return sum(not stage.span.last and stage.backward_from(asks=asks) is not None for stage in rank.program.stages)
 
 
 def _shared(rank: StagedRank) -> ContextParallel | None:
@@ -222,8 +236,10 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole)
         run.tensor_parallel = parallel
         run.policy = choices.policy
+        run.adapters = stage.stage_model.adapters
+        run.input_require_grads = choices.input_require_grads and stage.span.first
         for weight in stage.weights():
-            run.add_weight(weight)
+            run.add_weight(weight, wants_gradient=stage.wants_gradient(weight))
         hooks = StageStep(choices.hooks, run)
         run.hooks = hooks
         for buffer in after_forward(stage.buffers(), setup.seq_len):
@@ -233,7 +249,7 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
             run.positions = shared.cut_positions(run.positions, whole)
         tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
         hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
-        paper.append(PaperStage(stage, run, hooks, tokens, hidden))
+        paper.append(PaperStage(stage, run, hooks, tokens, hidden, asks=choices.input_require_grads))
     for stage in paper:
         if stage.last and _left_out(setup, rank):
             shape = (Dim("micro-batches", _left_out(setup, rank)),)
@@ -283,13 +299,21 @@ def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     batch's shards.
     """
     stages = tuple(
-        (span.first, span.last, *(stage.variant(i) for i in range(stage.layers)))
+        (span.first, span.last, *_gradients(setup, stage), *(stage.variant(i) for i in range(stage.layers)))
         for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
     )
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
     losses = _left_out(setup, rank) if any(span.last for span in rank.program.spans) else 0
     shards = setup.micro_batches if setup.shares_sequences else 0
     return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages
+
+
+def _gradients(setup: Setup, stage: Stage) -> tuple[Hashable, ...]:
+    """Return where a stage has gradients; nothing if all of it trains."""
+    if not stage.has_frozen:
+        return ()
+    asks = setup.input_require_grads
+    return stage.input_wants_gradient(asks=asks), stage.backward_from(asks=asks)
 
 
 def middle_of(rank: StagedRank) -> Middle:

@@ -4,16 +4,25 @@ and those of its layers' plans."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import evaluate, formula, numel
 from memcalc.engines.base.clipping import norm_over_stages, norms
 from memcalc.engines.base.sent import of_stages
 from memcalc.engines.fsdp2.engine import sharded_dtype
-from memcalc.engines.fsdp2.pipeline import STAGE, actions_of, hidden_states, leads_to_itself, paper_micro_batches
+from memcalc.engines.fsdp2.pipeline import (
+    STAGE,
+    actions_of,
+    gradient_stays,
+    hidden_states,
+    leads_to_itself,
+    paper_micro_batches,
+)
 from memcalc.engines.fsdp2.sizes import padded_elements
 from memcalc.layout.collectives import Collective, Kind, Overlap
 from memcalc.layout.layer_kinds import LayerKind, Shares, in_named_dims
+from memcalc.pipelining.frozen_units import Part, gathers_of_frozen
 from memcalc.pipelining.orders import WANTED, Wanted, gathers
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, updates_of
 from memcalc.setup.setup import DTYPES
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.engines.fsdp2.pipeline import StagedRank
     from memcalc.families.base.module import Weight
+    from memcalc.pipelining.programs import Stage
     from memcalc.setup.setup import Setup
     from memcalc.tape.profile import Profile
 
@@ -29,7 +39,7 @@ _FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 
 
 class Unit(NamedTuple):
-    """Parameters that are gathered and reduced together."""
+    """Parameters that are gathered together, or whose gradients are reduced together."""
 
     elements: int
     """The number of elements, padded."""
@@ -52,14 +62,15 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     each = evaluate(numel(shape)[1], setup.micro_batch_size, setup.tokens_per_part) * dtype.itemsize
     unit = f"{formula(shape)}·{dtype.itemsize} B"
     out: list[Collective] = []
-    ways: tuple[tuple[str, Overlap, str], ...] = (
-        ("hidden states to the next stage", "forward", "last"),
-        ("gradient to the stage before", "backward", "first"),
+    asks = setup.input_require_grads
+    outputs = sum(not stage.span.last for stage in stages) - leads_to_itself(setup, rank.number)
+    gradients = sum(stage.input_wants_gradient(asks=asks) for stage in stages) - gradient_stays(setup, rank)
+    ways: tuple[tuple[str, Overlap, int], ...] = (
+        ("hidden states to the next stage", "forward", outputs),
+        ("gradient to the stage before", "backward", gradients),
     )
-    for what, phase, end in ways:
-        calls = of_each_chunk(setup.schedule, setup.micro_batches) * (
-            sum(not getattr(stage.span, end) for stage in stages) - leads_to_itself(setup, rank.number)
-        )
+    for what, phase, each_micro_batch in ways:
+        calls = of_each_chunk(setup.schedule, setup.micro_batches) * each_micro_batch
         if calls:
             # The runtime of several chunks waits for its sends when the step is over.
             overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
@@ -85,51 +96,88 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
 def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
     """Return FSDP2's collectives, unit by unit: gathered in the schedule's order, reduced once after all backwards of a
     stage."""
-    of_layers = _gathers(setup, rank.number, reshards=setup.zero == 3)
-    of_root = _gathers(setup, rank.number, reshards=False)
-    stages = rank.program.stages
+    of_layers = {part: _gathers(setup, rank.number, part, reshards=setup.zero == 3) for part in _parts(setup, rank)}
+    of_root = _gathers(setup, rank.number, "has a backward", reshards=False)
     out: list[Collective] = []
-    for unit, layers in _units_of_layers(setup, rank).items():
+    gathered, reduced = _units_of_layers(setup, rank)
+    for unit, layers in gathered.items():
         for wanted in WANTED:
-            calls = sum(n * of_layers[chunk, wanted] for chunk, n in enumerate(layers))
-            out += _gathered(setup, unit, wanted, calls, sum(layers))
-        out += _reduced(setup, unit, sum(layers))
-    for chunk, stage in enumerate(stages):
+            counted = [(n, n * of_layers[part][chunk, wanted]) for (chunk, part), n in layers.items()]
+            sharers, calls = sum(n for n, own in counted if own), sum(own for _, own in counted)
+            out += _gathered(setup, unit, wanted, calls, sharers)
+        for trained, n in reduced.pop(unit, {}).items():
+            out += _reduced(setup, trained, n)
+    for chunk, stage in enumerate(rank.program.stages):
         root = [w for w in stage.weights() if w.layer is None]
-        unit = Unit(sum(padded_elements(w.shape, setup.shards) for w in root), "outside the layers")
+        trained = [w for w in root if stage.wants_gradient(w)]
+        unit = Unit(_elements(root, setup), "outside the layers")
         for wanted in WANTED:
             out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
-        out += _reduced(setup, unit, 0)
+        out += _reduced(setup, unit._replace(elements=_elements(trained, setup)), 0)
     return out
 
 
-def _gathers(setup: Setup, rank: int, *, reshards: bool) -> Counter[tuple[int, Wanted]]:
+def _elements(weights: list[Weight], setup: Setup) -> int:
+    return sum(padded_elements(w.shape, setup.shards) for w in weights)
+
+
+def _parts(setup: Setup, rank: StagedRank) -> set[Part]:
+    return {part for stage in rank.program.stages for part in _parts_of(setup, stage)}
+
+
+def _parts_of(setup: Setup, stage: Stage) -> list[Part]:
+    """Return each layer's part in a backward of its stage. Where a backward ends, the layer before is gathered ahead, and for
+    nothing."""
+    begins = stage.backward_from(asks=setup.input_require_grads)
+
+    def part(layer: int) -> Part:
+        if begins is None or layer < begins - 1:
+            return "has none"
+        return "has a backward" if layer >= begins else "is gathered for it"
+
+    return [part(layer) for layer in range(stage.layers)]
+
+
+def _gathers(setup: Setup, rank: int, part: Part, *, reshards: bool) -> Counter[tuple[int, Wanted]]:
     """Return how often a unit of each chunk is gathered in a step. If the pipeline is not emptied, it is what a step adds to
     others."""
+    count = gathers if part == "has a backward" else partial(gathers_of_frozen, ahead=part == "is gathered for it")
     many = setup.micro_batches
     if flushes(setup.schedule):
-        return gathers(actions_of(setup, rank, many), reshards=reshards)
+        return count(actions_of(setup, rank, many), reshards=reshards)
     others = 2 * -(-setup.pp // many)
-    one, more = (gathers(actions_of(setup, rank, n * many), reshards=reshards) for n in (others, others + 1))
+    one, more = (count(actions_of(setup, rank, n * many), reshards=reshards) for n in (others, others + 1))
     return more - one
 
 
-def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
-    """Return the number of layers of each chunk that are units of a size. Layers with experts have another size."""
-    chunks = [stage.kinds_of_layers() for stage in rank.program.stages]
+def _units_of_layers(
+    setup: Setup, rank: StagedRank
+) -> tuple[dict[Unit, dict[tuple[int, Part], int]], dict[Unit, dict[Unit, int]]]:
+    """Return the number of layers of each chunk and part that are units of a size, and for each such unit what its layers
+    reduce. Layers with experts have another size."""
+    stages = rank.program.stages
+    kinds = [stage.kinds_of_layers() for stage in stages]
 
     def padded(weight: Weight) -> int:
         return padded_elements(weight.shape, setup.shards)
 
-    mixed = len({_has_experts(weights) for kinds in chunks for weights, _ in kinds}) > 1
-    found: dict[Unit, list[int]] = {}
-    for chunk, kinds in enumerate(chunks):
-        for weights, layers in kinds:
-            kind = "layers with experts" if _has_experts(weights) else "dense layers"
-            elements = sum(map(padded, weights))
-            unit = Unit(elements, kind if mixed else "layers", in_named_dims(weights, padded))
-            found.setdefault(unit, [0] * len(chunks))[chunk] += layers
-    return found
+    mixed = len({_has_experts(weights) for own in kinds for weights, _ in own}) > 1
+    gathered: dict[Unit, dict[tuple[int, Part], int]] = {}
+    reduced: dict[Unit, dict[Unit, int]] = {}
+    for chunk, stage in enumerate(stages):
+        parts = _parts_of(setup, stage)
+        for weights, layers in kinds[chunk]:
+            where = "layers" if not mixed else "layers with experts" if _has_experts(weights) else "dense layers"
+            unit = Unit(sum(map(padded, weights)), where, in_named_dims(weights, padded))
+            own = gathered.setdefault(unit, {})
+            for i in layers:
+                own[chunk, parts[i]] = own.get((chunk, parts[i]), 0) + 1
+            trained = [weight for weight in weights if stage.wants_gradient(weight)]
+            if trained:
+                sums = Unit(sum(map(padded, trained)), where, in_named_dims(trained, padded))
+                of_unit = reduced.setdefault(unit, {})
+                of_unit[sums] = of_unit.get(sums, 0) + len(layers)
+    return gathered, reduced
 
 
 def _has_experts(weights: list[Weight]) -> bool:

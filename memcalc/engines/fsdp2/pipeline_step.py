@@ -32,11 +32,16 @@ UPDATE: Final = "update"
 class PaperStage:
     """A stage (_PipelineStageBase). Its receive buffers are never freed; each micro-batch has its own."""
 
-    def __init__(self, program: Stage, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor) -> None:
+    def __init__(
+        self, program: Stage, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor, *, asks: bool = False
+    ) -> None:
+        """`asks`: the output of the embeddings wants a gradient even if their weights do not."""
         self.program, self.run, self.hooks, self.tokens = program, run, hooks, tokens
         self.memory: Memory = run.memory
         self.hidden = hidden
         self.first, self.last = program.span.first, program.span.last
+        self.input_wants_gradient = program.input_wants_gradient(asks=asks)
+        self.has_backward = program.backward_from(asks=asks) is not None
         self.fwd_cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.bwd_cache: dict[int, Tensor | None] = {}
         self.backward_state: dict[int, tuple[Tensor, list[Group] | None, Tensor]] = {}
@@ -61,8 +66,11 @@ class PaperStage:
     def lead_to(self, following: PaperStage, micro_batches: int) -> None:
         """Make `following` the next stage on this rank. Both have the tensors of the step before."""
         self.following, h = following, self.hidden
+        made = [("inputs", following.local_inputs)]
+        if following.input_wants_gradient:
+            made.append(("gradients", self.local_gradients))
         for i in range(micro_batches):
-            for name, held in (("inputs", following.local_inputs), ("gradients", self.local_gradients)):
+            for name, held in made:
                 label = f"{name} of the step before"
                 held[i] = new_tensor(self.memory, h.shape, h.dtype, label, component="gathered")
 
@@ -81,14 +89,15 @@ class PaperStage:
     def lead_back(self, stage: PaperStage, i: int) -> None:
         """Hand the gradient of an input back to `stage`, which made it (set_local_bwd_input)."""
         gradient = self.bwd_cache.pop(i)
-        assert gradient is not None
-        stage.local_gradients[i] = gradient
+        if gradient is not None:
+            stage.local_gradients[i] = gradient
 
     def _input(self, i: int) -> Tensor:
         if i not in self.local_inputs:
-            return self._received(wants_gradient=True)
+            return self._received(wants_gradient=self.input_wants_gradient)
         given = self.local_inputs[i]
-        given.node = Constant(self.memory, given)
+        if self.input_wants_gradient:
+            given.node = Constant(self.memory, given)
         return given
 
     def _gradient(self, i: int) -> Tensor:
@@ -114,6 +123,9 @@ class PaperStage:
     def backward_one_chunk(self, i: int) -> None:
         self.memory.enter("backward", None)
         stage_output, given = self.fwd_cache.pop(i)
+        if not self.has_backward:
+            self.bwd_cache[i] = None
+            return
         if self.last:
             backward(self.losses[i], self.hooks.after_backward)
             self.losses[i] = _detached(self.losses[i])

@@ -111,6 +111,7 @@ class StageStep(Step):
                 self.gradients.append(output)
         for unit in self.units.values():
             unit.all_reduced = None
+            unit.gathering = None  # a frozen layer was gathered for nothing (finalize_backward)
         self.reduce_scatter_inputs.clear()
 
     def unshard_all(self) -> None:

@@ -25,6 +25,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "batch-and-sequence",
         "lora",
         "qlora",
+        "frozen-axes",
         "kv-cache",
         "paged-attention",
         "tensor-parallel",

@@ -215,8 +215,8 @@ def _pass(_: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def looks_tokens_up(table: Shape) -> bool:
-    """Tell whether a table of embeddings is that of the tokens, by its shape."""
-    return len(table) == 2 and table[0].name == "vocab"
+    """Tell whether a table of embeddings is that of the tokens, or a rank's rows of it, by its shape."""
+    return len(table) == 2 and table[0].name.strip("⌈⌉").removesuffix("/tp") == "vocab"
 
 
 class Module:

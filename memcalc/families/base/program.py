@@ -235,10 +235,11 @@ class Program:
         if not run.input_require_grads:
             return []
         out: list[Tensor] = []
+        seq = run.seq if self.tensor_parallel is None else self.tensor_parallel.between_layers(run.seq)
         for weight in self.weights():
             is_leaf = weight.component == "embedding" and not self.wants_gradient(weight)
             if is_leaf and looks_tokens_up(weight.shape):
-                shape, dtype = (run.batch, run.seq, weight.shape[1]), run.dtype
+                shape, dtype = (run.batch, seq, weight.shape[1]), run.dtype
                 names = ("left behind: embeddings", GRADIENT_LEFT_BEHIND)
                 out += [new_tensor(run.memory, shape, dtype, name) for name in names for _ in range(self.look_ups)]
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from memcalc.core.dims import Dim, Shape
     from memcalc.core.dtypes import DType
@@ -51,6 +51,10 @@ class Adapters(Protocol):
 
     def saves(self, path: str, layer: int | None) -> bool:
         """Tell whether a copy takes the place of the module at `path`."""
+        ...
+
+    def of_layers(self, numbers: Mapping[int | None, int | None]) -> Adapters:
+        """Return the adapters of some layers only, which get other numbers: {number: its new one}."""
         ...
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:

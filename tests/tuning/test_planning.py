@@ -1,0 +1,45 @@
+"""Bounds of the planner for models of which a part trains, over layouts that share layers and stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from planning.test_search import SMALL, every_layout
+
+from memcalc.planning.evaluation import Evaluator
+from memcalc.planning.plan import base_of
+from memcalc.planning.search import outside_of
+from memcalc.tasks.tasked import tasked
+
+QUESTION: dict[str, Any] = {
+    "gpus": 4,
+    "engine": "fsdp2",
+    "global_batch_size": 16,
+    "seq_len": 1024,
+    "precision": "bf16-mixed",
+}
+TRAINED: list[dict[str, Any]] = [
+    {"lora_rank": 8},
+    {"freeze": "embeddings,first:4"},
+    {"freeze": "last:4"},
+    {"freeze": "all-but:head"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", TRAINED, ids=str)
+def test_no_bound_is_above_the_exact_number(trained: dict[str, Any]) -> None:
+    found, layouts, fixed = every_layout(SMALL, QUESTION | trained)
+    base = base_of(fixed, found.model)
+    evaluator = Evaluator(tasked(found.model, base), base, fixed)
+    valid = [layout for layout in layouts if not evaluator.refusal(layout)]
+    assert any(layout.pp > 1 for layout in valid)
+    assert any(layout.tp > 1 for layout in valid)
+    for layout in valid[:: max(1, len(valid) // 25)]:
+        exact = evaluator.exact(layout)
+        if exact.why_not:
+            continue
+        for bound in (evaluator.floor(layout), evaluator.probed(layout), evaluator.sent(layout)):
+            assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
+            assert not exact.fits or bound.seconds <= exact.seconds, layout
