@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
 from memcalc.engines.deepspeed import stages as deepspeed
 from memcalc.megatron.schedules import layers_of_chunks
+from memcalc.pipelining.encoded import layers_of_stages, stages_of_encoder
 from memcalc.pipelining.idle import idle_share
 from memcalc.pipelining.placement import stages
 from memcalc.pipelining.programs import divided
@@ -35,7 +36,9 @@ def pipeline_lines(report: Report) -> list[Text]:
     chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
     division = s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers
-    if s.engine == "fsdp2":
+    if s.engine == "fsdp2" and not report.model.program.one_stack:
+        counts, spread = _of_two_stacks(report.model.program, s.pp)
+    elif s.engine == "fsdp2":
         many = stages(placement_of(s.schedule), s.pp, s.virtual_stages)
         counts = divided(report.model.layers, many, *division[1:])
         spread = f"layers of each stage: {', '.join(map(str, counts))}"
@@ -45,12 +48,21 @@ def pipeline_lines(report: Report) -> list[Text]:
     else:
         counts = layers_of_chunks(report.model.layers, *division)
         spread = _uneven_line(counts, division[1:] != (None, None), part(s))
-    alike = " if all stages were equal" if len(set(counts)) > 1 else ""
+    uneven = len(set(counts)) > 1 or s.engine == "fsdp2" and not report.model.program.one_stack
+    alike = " if all stages were equal" if uneven else ""
     return [
         Text(f"peak of pipeline rank {peaks}; the tables are of rank {report.rank.number}"),
         Text(f"{s.schedule}{chunks}, {batches}: the bubble is {idle_share(s):.1%} of the ideal time{alike}"),
-        *([Text(spread)] if len(set(counts)) > 1 else []),
+        *([Text(spread)] if uneven else []),
     ]
+
+
+def _of_two_stacks(program: Any, stages: int) -> tuple[list[int], str]:
+    """Return the layers of each stage of an encoder and a decoder, and a line on them."""
+    counts = layers_of_stages(program.encoder_layers, program.decoder_layers, stages)
+    of_encoder = stages_of_encoder(program.encoder_layers, program.decoder_layers, stages)
+    own = [", ".join(map(str, part)) for part in (counts[:of_encoder], counts[of_encoder:])]
+    return counts, f"layers of each stage: {own[0]} of the encoder, then {own[1]} of the decoder"
 
 
 def _uneven_line(counts: list[int], given: bool, what: str) -> str:

@@ -239,7 +239,7 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
         )
     if model is not None and model.program.source:
         refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {NOT_YET}deepspeed")
-    if model is not None and not model.program.one_stack:
+    if model is not None and not model.program.one_stack and not (options.pp > 1 and model.support.encoded_stages):
         stacks = "which has more than one stack of layers"
         refuse("engine", "fsdp2", f"for a {model.model_type}, {stacks}, {NOT_YET}deepspeed")
     if model is not None and model.program.layers_share:

@@ -21,8 +21,9 @@ from memcalc.engines.fsdp2.step import COPY_IN, Sharding
 from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.families.base.program import common_pattern
 from memcalc.inputs.model import Model
+from memcalc.pipelining.encoded import ENCODED, EncodedStage, encoded_spans
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
-from memcalc.pipelining.programs import RankProgram, spans
+from memcalc.pipelining.programs import HIDDEN_STATES, RankProgram, spans
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
 from memcalc.pipelining.stashing import with_versions
 from memcalc.tape.profile import Choices, Moment, profile_of_steps
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from memcalc.core.dims import Shape
+    from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.layout.context_parallel import ContextParallel
     from memcalc.setup.setup import Setup
@@ -40,6 +42,13 @@ if TYPE_CHECKING:
 STAGE: Final = "torch/distributed/pipelining/stage.py"
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
+RECEIVED: Final = (
+    ("received hidden states", HIDDEN_STATES, "receives"),
+    ("received gradients", HIDDEN_STATES, "sends"),
+    ("received encoder output", ENCODED, "receives"),
+    ("received gradients of the encoder output", ENCODED, "sends"),
+)
+"""The names of receive buffers, what they are for, and the way that it goes."""
 _PERIODS: Final = 6
 """The number of periods of a stage's layers that are run on paper."""
 
@@ -58,6 +67,12 @@ class StagedRank(NamedTuple):
 def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
     """Return all pipeline ranks, first to last."""
     whole: Any = model.program
+    if not whole.one_stack:
+        of_ranks = encoded_spans(whole, setup.pp)
+        return [
+            StagedRank(rank, Model(model.name, model.model_type, RankProgram(whole, own)))
+            for rank, own in enumerate(of_ranks)
+        ]
     ends, placement = (setup.first_stage_layers, setup.last_stage_layers), placement_of(setup.schedule)
     of_ranks = spans(whole.layers, setup.pp, setup.virtual_stages, *ends, placement)
     return [
@@ -134,7 +149,11 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     of_chunk = Dim("micro-batches", _held_micro_batches(setup, rank.number))
     if positions is not None:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
-    if first or last:
+    if not rank.program.one_stack:
+        batch = (of_chunk, _BATCH, whole)
+        names = [name for stage in stages for name in stage.batch]  # type: ignore[attr-defined]
+        rows += [Row("buffers", name, batch, int64, life="the step's batch", source="the caller") for name in names]
+    elif first or last:
         labels = "labels" if shared is None else "shift_labels"
         name = "input_ids (also the labels)" if first and last else "input_ids" if first else labels
         halves = first and last and placement_of(setup.schedule) == "both ways"
@@ -143,11 +162,12 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         micro = Dim("micro-batches", of_chunk.size * (2 if halves else 1))
         rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
     if last:
-        rows.append(Row("buffers", "losses", (of_chunk,), fp32, life="until the next step's", source="the caller"))
+        of_losses, life = _loss_dtype(setup, rank), "until the next step's"
+        rows.append(Row("buffers", "losses", (of_chunk,), of_losses, life=life, source="the caller"))
     hidden = (of_chunk, *hidden_states(rank))
-    for what, has in (("received hidden states", "first"), ("received gradients", "last")):
-        copies = sum(not getattr(stage.span, has) for stage in stages)
-        if leads_to_itself(setup, rank.number):  # those of the micro-batches that are run are in the run
+    for what, name, way in RECEIVED:
+        copies = sum(getattr(stage, way).count(name) for stage in stages)
+        if copies and leads_to_itself(setup, rank.number):  # those of the micro-batches that are run are in the run
             copies -= 1
             few = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
             of_here = f"{what} of this rank's other stage"
@@ -164,6 +184,13 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         dtype = buffer.dtype or sharded_dtype(setup)
         rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
     return rows
+
+
+def _loss_dtype(setup: Setup, rank: StagedRank) -> DType:
+    last = rank.program.stages[-1]
+    if isinstance(last, EncodedStage):
+        return last.whole_model.loss_in(setup.compute_dtype, sharded_dtype(setup))
+    return fp32
 
 
 def _held_micro_batches(setup: Setup, rank: int) -> int:
@@ -233,11 +260,13 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
             run.positions = shared.cut_positions(run.positions, whole)
         tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
         hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
-        paper.append(PaperStage(stage, run, hooks, tokens, hidden))
+        paper.append(_on_paper(stage, run, hooks, tokens, hidden))
     for stage in paper:
         if stage.last and _left_out(setup, rank):
             shape = (Dim("micro-batches", _left_out(setup, rank)),)
-            stage.losses_left_out = new_tensor(memory, shape, fp32, "losses so far", component="gathered")
+            stage.losses_left_out = new_tensor(
+                memory, shape, _loss_dtype(setup, rank), "losses so far", component="gathered"
+            )
     if leads_to_itself(setup, rank.number):
         paper[0].lead_to(paper[1], of_each_chunk(setup.schedule, paper_micro_batches(setup, rank.number)))
     _held = _by_the_context(setup, rank, memory, size.batch, whole)
@@ -263,6 +292,14 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         pads_queries=memory.pads_queries,
         streamed=tuple(memory.streamed),
     )
+
+
+def _on_paper(stage: Any, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor) -> PaperStage:
+    if isinstance(stage, EncodedStage):
+        from memcalc.engines.fsdp2.encoded_stage import EncodedPaperStage
+
+        return EncodedPaperStage(stage, run, hooks, tokens, hidden)
+    return PaperStage(stage, run, hooks, tokens, hidden)
 
 
 def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:

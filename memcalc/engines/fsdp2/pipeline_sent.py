@@ -4,7 +4,7 @@ and those of its layers' plans."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.dims import evaluate, formula, numel
 from memcalc.engines.base.clipping import norm_over_stages, norms
@@ -14,7 +14,9 @@ from memcalc.engines.fsdp2.pipeline import STAGE, actions_of, hidden_states, lea
 from memcalc.engines.fsdp2.sizes import padded_elements
 from memcalc.layout.collectives import Collective, Kind, Overlap
 from memcalc.layout.layer_kinds import LayerKind, Shares, in_named_dims
+from memcalc.pipelining.encoded import COPIES, ENCODED, EncodedStage, encoded_spans
 from memcalc.pipelining.orders import WANTED, Wanted, gathers
+from memcalc.pipelining.programs import HIDDEN_STATES
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, updates_of
 from memcalc.setup.setup import DTYPES
 
@@ -43,7 +45,7 @@ def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collec
     split = of_stages(made, setup, paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
     dtype = sharded_dtype(setup)
     clipping = [*norms(rank.model, setup, dtype), *norm_over_stages(setup, dtype)]
-    return [*_sends(setup, rank), *split, *_of_units(setup, rank), *clipping]
+    return [*_sends(setup, rank), *split, *_of_units(setup, rank), *_of_copies(setup, rank), *clipping]
 
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
@@ -52,13 +54,16 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     each = evaluate(numel(shape)[1], setup.micro_batch_size, setup.tokens_per_part) * dtype.itemsize
     unit = f"{formula(shape)}·{dtype.itemsize} B"
     out: list[Collective] = []
-    ways: tuple[tuple[str, Overlap, str], ...] = (
-        ("hidden states to the next stage", "forward", "last"),
-        ("gradient to the stage before", "backward", "first"),
+    ways: tuple[tuple[str, Overlap, str, str], ...] = (
+        ("hidden states to the next stage", "forward", HIDDEN_STATES, "sends"),
+        ("gradient to the stage before", "backward", HIDDEN_STATES, "receives"),
+        ("encoder output to the next stage", "forward", ENCODED, "sends"),
+        ("gradient of the encoder output to the stage before", "backward", ENCODED, "receives"),
     )
-    for what, phase, end in ways:
+    for what, phase, name, way in ways:
+        tensors = sum(getattr(stage, way).count(name) for stage in stages)
         calls = of_each_chunk(setup.schedule, setup.micro_batches) * (
-            sum(not getattr(stage.span, end) for stage in stages) - leads_to_itself(setup, rank.number)
+            tensors - (tensors > 0 and leads_to_itself(setup, rank.number))
         )
         if calls:
             # The runtime of several chunks waits for its sends when the step is over.
@@ -100,6 +105,24 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
         for wanted in WANTED:
             out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
         out += _reduced(setup, unit, 0)
+    return out
+
+
+def _of_copies(setup: Setup, rank: StagedRank) -> list[Collective]:
+    """Return the sums of gradients over the stages that have a copy of the weight: of an encoder and a decoder."""
+    if rank.program.one_stack:
+        return []
+    own: Any = rank.program.stages[0]
+    stages = [EncodedStage(own.whole_model, spans[0]) for spans in encoded_spans(own.whole_model, setup.pp)]
+    dtype = sharded_dtype(setup)
+    out: list[Collective] = []
+    for weight, ranks in own.copies(stages):
+        each = padded_elements(weight.shape, setup.shards) // setup.shards * dtype.itemsize
+        name, shard = f"gradients of copies of {weight.name}", "shard" if setup.shards > 1 else "weight"
+        in_words = f"1·{shard}·{dtype.itemsize} B = 1·{each} B"
+        out.append(
+            Collective("pp", "all_reduce", name, "step", dtype.name, ranks, 1, each, in_words, source=COPIES)
+        )
     return out
 
 
