@@ -93,9 +93,7 @@ class BartStage(nn.Module):
     def forward(self, *received: torch.Tensor, decoder_input_ids: torch.Tensor | None = None) -> Any:
         if self.cut.stack == "encoder":
             return self.encoder(received[0])
-        hidden_states = self.decoder(
-            decoder_input_ids if decoder_input_ids is not None else received[0], received[-1]
-        )
+        hidden_states = self.decoder(decoder_input_ids if decoder_input_ids is not None else received[0], received[-1])
         if not self.cut.last:
             return hidden_states, received[-1]
         return self.lm_head(hidden_states) + self.final_logits_bias
@@ -128,9 +126,7 @@ class BartStage(nn.Module):
             positions = self.stack.embed_positions(given, 0, position_ids=position_ids)
             hidden_states = self.stack.layernorm_embedding(inputs_embeds + positions)
         for layer in self.stack.layers:
-            hidden_states = layer(
-                hidden_states, attention_mask, encoded, encoder_attention_mask=encoder_attention_mask
-            )
+            hidden_states = layer(hidden_states, attention_mask, encoded, encoder_attention_mask=encoder_attention_mask)
         return hidden_states
 
 
@@ -196,7 +192,13 @@ def encoded_step(
             logits = torch.empty(*sizes, vocab, dtype=between, device="meta").requires_grad_()
             handed = (logits,) if last else (hidden(), hidden()) if is_decoder else (hidden(),)
             stage = PipelineStage(
-                module, rank, total, torch.device("cpu"), input_args=taken, output_args=handed, group=mesh.get_group("pp")
+                module,
+                rank,
+                total,
+                torch.device("cpu"),
+                input_args=taken,
+                output_args=handed,
+                group=mesh.get_group("pp"),
             )
 
             def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -115,3 +115,11 @@ CompressionPhase = Annotated[
         "--compression-phase",
     ),
 ]
+EncoderStages = Annotated[
+    int | None,
+    option(
+        "Pipeline ranks of the encoder, of an encoder and a decoder. (default: its part of all layers)",
+        KNOBS,
+        "--encoder-stages",
+    ),
+]

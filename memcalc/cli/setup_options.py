@@ -104,6 +104,7 @@ def _setup(
     offload_activations: t.OffloadActivations = None,
     neftune_alpha: t.NeftuneAlpha = None,
     lengths: t.Lengths = None,
+    encoder_stages: k.EncoderStages = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

@@ -381,5 +381,7 @@ def check_finite(states: Tensor) -> None:
 
 
 FAMILY: Final = Family(
-    "bart", Bart, Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True, encoded_stages=True)
+    "bart",
+    Bart,
+    Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True, encoded_stages=True),
 )

@@ -415,4 +415,6 @@ def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool)
     return relative_buckets
 
 
-FAMILY: Final = Family("t5", T5, Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True, encoded_stages=True))
+FAMILY: Final = Family(
+    "t5", T5, Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True, encoded_stages=True)
+)

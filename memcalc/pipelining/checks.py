@@ -116,9 +116,6 @@ def _check_encoded(options: Options, model: Model) -> None:
     """Raise InputError for what is not modelled of the stages of an encoder and a decoder."""
     name, program = model.name or f"this {model.model_type}", cast("EncoderDecoder", model.program)
     why = f"with engine fsdp2 for a {model.model_type}"
-    if not model.support.encoded_stages:
-        others = ", ".join(supporting(lambda s: s.encoded_stages))
-        refuse("pp", options.pp, f"{why} {NOT_YET}1 (more for {others})")
     if options.schedule not in ENCODED_SCHEDULES:
         refuse("schedule", options.schedule, f"{why} {NOT_YET}{', '.join(ENCODED_SCHEDULES)}")
     for field in ("first_stage_layers", "last_stage_layers"):
@@ -128,9 +125,10 @@ def _check_encoded(options: Options, model: Model) -> None:
         if getattr(options, field) > 1:
             refuse(field, getattr(options, field), f"{why} in stages {NOT_YET}1")
     try:
-        layers_of_stages(program.encoder_layers, program.decoder_layers, options.pp)
+        layers_of_stages(program.encoder_layers, program.decoder_layers, options.pp, options.encoder_stages)
     except ValueError as error:
-        refuse("pp", options.pp, f"{name}: {error}; allowed: at least one layer in each")
+        field = "pp" if options.encoder_stages is None else "encoder_stages"
+        refuse(field, getattr(options, field), f"{name}: {error}; allowed: at least one layer in each")
 
 
 def _check_model(options: Options, model: Model) -> None:

@@ -87,7 +87,7 @@ class EncodedStage(Program):
         self.whole_model, self.span = whole, span
         self.layers = span.layers - len(left_out)
         self.is_decoder = span.start >= whole.encoder_layers
-        self.stack = "decoder" if self.is_decoder else "encoder"
+        self.of_stack = "decoder" if self.is_decoder else "encoder"
         self.numbered_from = span.start - (whole.encoder_layers if self.is_decoder else 0)
         depth = whole.decoder_layers if self.is_decoder else whole.encoder_layers
         self.begins_stack = self.numbered_from == 0
@@ -132,7 +132,7 @@ class EncodedStage(Program):
 
     def variant(self, i: int) -> Hashable:
         copied = i == 0 and self.whole_model.ends.copied is not None
-        return self.stack, self.begins_stack, self.ends_stack, copied
+        return self.of_stack, self.begins_stack, self.ends_stack, copied
 
     def kinds_of_layers(self) -> list[tuple[list[Weight], int]]:
         """Return the weights of each kind of layer, with the number of such layers."""
@@ -147,8 +147,8 @@ class EncodedStage(Program):
     def weights(self) -> Iterator[Weight]:
         own, ends = list(self.stage_model.weights()), self.whole_model.ends
         root = {weight.name: weight for weight in own if weight.layer is None}
-        at_first = ends.weights_of_first[self.stack] if self.begins_stack else ()
-        at_last = ends.weights_of_last[self.stack] if self.ends_stack else ()
+        at_first = ends.weights_of_first[self.of_stack] if self.begins_stack else ()
+        at_last = ends.weights_of_last[self.of_stack] if self.ends_stack else ()
         yield from (root[name] for name in at_first)
         yield from (weight for weight in own if weight.layer is not None)
         yield from (root[name] for name in at_last if name not in at_first)
@@ -163,9 +163,11 @@ class EncodedStage(Program):
         root = {weight.name: weight for weight in self.weights() if weight.layer is None}
         has = Counter(weight.name for stage in stages for weight in stage.weights() if weight.layer is None)
         out = [Copy(weight, has[name]) for name, weight in root.items() if has[name] > 1]
-        of_stack = sum(stage.stack == self.stack for stage in stages)
-        if ends.copied is not None and of_stack > 1:
-            out += [Copy(w, of_stack) for w in self.weights() if w.layer == 0 and w.name.endswith(f".{ends.copied}")]
+        in_this_stack = sum(stage.of_stack == self.of_stack for stage in stages)
+        if ends.copied is not None and in_this_stack > 1:
+            out += [
+                Copy(w, in_this_stack) for w in self.weights() if w.layer == 0 and w.name.endswith(f".{ends.copied}")
+            ]
         return out
 
     def outputs(self, run: Run, given: Tensor, encoded: Tensor | None) -> tuple[Tensor, ...]:
@@ -209,4 +211,4 @@ _AS_IT_IS: Final[dict[str, Any]] = {
     "placed_in_encoder": _placed,
     "placed_in_decoder": _placed,
 }
-"""What stands for a method in a stage that does not run it."""
+"""The stand-ins for methods in a stage that does not run them."""

@@ -37,7 +37,7 @@ def pipeline_lines(report: Report) -> list[Text]:
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
     division = s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers
     if s.engine == "fsdp2" and not report.model.program.one_stack:
-        counts, spread = _of_two_stacks(report.model.program, s.pp)
+        counts, spread = _of_two_stacks(report.model.program, s.pp, s.encoder_stages)
     elif s.engine == "fsdp2":
         many = stages(placement_of(s.schedule), s.pp, s.virtual_stages)
         counts = divided(report.model.layers, many, *division[1:])
@@ -48,7 +48,7 @@ def pipeline_lines(report: Report) -> list[Text]:
     else:
         counts = layers_of_chunks(report.model.layers, *division)
         spread = _uneven_line(counts, division[1:] != (None, None), part(s))
-    uneven = len(set(counts)) > 1 or s.engine == "fsdp2" and not report.model.program.one_stack
+    uneven = len(set(counts)) > 1 or (s.engine == "fsdp2" and not report.model.program.one_stack)
     alike = " if all stages were equal" if uneven else ""
     return [
         Text(f"peak of pipeline rank {peaks}; the tables are of rank {report.rank.number}"),
@@ -57,10 +57,10 @@ def pipeline_lines(report: Report) -> list[Text]:
     ]
 
 
-def _of_two_stacks(program: Any, stages: int) -> tuple[list[int], str]:
+def _of_two_stacks(program: Any, stages: int, given: int | None) -> tuple[list[int], str]:
     """Return the layers of each stage of an encoder and a decoder, and a line on them."""
-    counts = layers_of_stages(program.encoder_layers, program.decoder_layers, stages)
-    of_encoder = stages_of_encoder(program.encoder_layers, program.decoder_layers, stages)
+    counts = layers_of_stages(program.encoder_layers, program.decoder_layers, stages, given)
+    of_encoder = given or stages_of_encoder(program.encoder_layers, program.decoder_layers, stages)
     own = [", ".join(map(str, part)) for part in (counts[:of_encoder], counts[of_encoder:])]
     return counts, f"layers of each stage: {own[0]} of the encoder, then {own[1]} of the decoder"
 

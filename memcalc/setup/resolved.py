@@ -181,6 +181,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         offload_activations=options.offload_activations,
         neftune_alpha=options.neftune_alpha,
         lengths=options.lengths,
+        encoder_stages=options.encoder_stages,
     )
 
 

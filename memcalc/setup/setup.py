@@ -154,6 +154,8 @@ class Setup(NamedTuple):
     """The magnitude of the noise that is added to the embeddings (`neftune_noise_alpha`); None: no noise."""
     lengths: str | None = None
     """The lengths of the sequences of packed rows, as given; None: each row is one sequence."""
+    encoder_stages: int | None = None
+    """The pipeline ranks of the encoder, as given; None: its part of all layers, rounded."""
 
     @property
     def micro_batches(self) -> int:

@@ -105,7 +105,7 @@ def estimated(case: Case) -> Any:
     stages = len(case.encoder) + len(case.decoder)
     setup: dict[str, Any] = {
         "engine": "fsdp2", "zero": 3, "gpus": stages * case.dp, "pp": stages, "pp_rank": case.rank,
-        "schedule": case.schedule, "optimizer_implementation": "fused",
+        "schedule": case.schedule, "encoder_stages": len(case.encoder), "optimizer_implementation": "fused",
         "global_batch_size": case.dp * case.micro_batches * case.workload["micro_batch_size"],
     }  # fmt: skip
     return memcalc.estimate(dict(case.config), **{**setup, **case.workload, **case.options})
@@ -123,3 +123,67 @@ def test_step(case: Case) -> None:
     groups = [c.group_size for c in report.collectives if c.axis == "pp" and c.collective == "all_reduce"]
     assert groups == [ranks for _, ranks in summed]
     assert flops_of(report) == real.flops
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "stages", "expected"),
+    [
+        (24, 24, 4, 2),
+        (24, 24, 2, 1),
+        (12, 6, 3, 2),
+        (6, 12, 3, 1),
+        (12, 2, 4, 3),
+        (2, 12, 5, 1),
+        (1, 1, 2, 1),
+        (3, 2, 5, 3),
+    ],
+)
+def test_an_encoder_gets_its_part_of_the_stages(encoder: int, decoder: int, stages: int, expected: int) -> None:
+    assert stages_of_encoder(encoder, decoder, stages) == expected
+    counts = layers_of_stages(encoder, decoder, stages)
+    assert (sum(counts[:expected]), sum(counts[expected:])) == (encoder, decoder)
+    assert min(counts) > 0
+
+
+def test_ranks_hold_the_model_and_the_copies() -> None:
+    """All weights once; the table of tokens at three places; a table of relative positions in each stage of a stack."""
+    whole = memcalc.load_model(dict(T5))
+    held = [
+        estimated(Case(T5, "gpipe", rank, *FOUR, 1, dp=1, options={"precision": "fp32"})).to_dict()["memory"][
+            "parameters"
+        ]
+        for rank in range(4)
+    ]
+    table, positions = 301 * 48, 32 * 4
+    assert sum(held) == 4 * (whole.num_parameters + 2 * table + 2 * positions)
+
+
+REFUSED = {
+    "interleaved": (T5, {"schedule": "interleaved", "virtual_stages": 2}, "--schedule interleaved: with engine fsdp2 for a t5"),
+    "zbv": (T5, {"schedule": "zbv", "zero": 2}, "allowed: gpipe, 1f1b"),
+    "more stages than layers": (T5, {"gpus": 8, "pp": 8, "schedule": "gpipe"}, "--pp 8: t5: 4 layers of the encoder and 3"),
+    "an encoder of all stages": (T5, {"encoder_stages": 4}, "--encoder-stages 4: t5: 4 layers of the encoder"),
+    "first-stage-layers": (T5, {"first_stage_layers": 1}, "--first-stage-layers 1: with engine fsdp2 for a t5"),
+    "tp": (T5, {"gpus": 8, "tp": 2}, "--tp 2: "),
+    "whisper": ("whisper-small", {}, "--pp 4: with engine fsdp2 for a whisper is not modelled by this"),
+    "no stages": (T5, {"pp": 1, "encoder_stages": 1, "gpus": 1, "engine": "none", "zero": 0}, "--encoder-stages 1: "),
+    "a decoder alone": ("llama-7b", {"encoder_stages": 1}, "--encoder-stages 1: is for the stages of an encoder and a decoder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    model, options, message = REFUSED[name]
+    setup: dict[str, Any] = {
+        "gpus": 4,
+        "pp": 4,
+        "zero": 3,
+        "engine": "fsdp2",
+        "schedule": "gpipe",
+        "seq_len": 8,
+        **options,
+    }
+    with pytest.raises(memcalc.InputError) as refused:
+        memcalc.estimate(dict(model) if isinstance(model, dict) else model, **setup)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -68,7 +68,7 @@ def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
     """Return all pipeline ranks, first to last."""
     whole: Any = model.program
     if not whole.one_stack:
-        of_ranks = encoded_spans(whole, setup.pp)
+        of_ranks = encoded_spans(whole, setup.pp, setup.encoder_stages)
         return [
             StagedRank(rank, Model(model.name, model.model_type, RankProgram(whole, own)))
             for rank, own in enumerate(of_ranks)
@@ -151,7 +151,7 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
     if not rank.program.one_stack:
         batch = (of_chunk, _BATCH, whole)
-        names = [name for stage in stages for name in stage.batch]  # type: ignore[attr-defined]
+        names = [name for stage in stages if isinstance(stage, EncodedStage) for name in stage.batch]
         rows += [Row("buffers", name, batch, int64, life="the step's batch", source="the caller") for name in names]
     elif first or last:
         labels = "labels" if shared is None else "shift_labels"

@@ -113,16 +113,15 @@ def _of_copies(setup: Setup, rank: StagedRank) -> list[Collective]:
     if rank.program.one_stack:
         return []
     own: Any = rank.program.stages[0]
-    stages = [EncodedStage(own.whole_model, spans[0]) for spans in encoded_spans(own.whole_model, setup.pp)]
+    of_ranks = encoded_spans(own.whole_model, setup.pp, setup.encoder_stages)
+    stages = [EncodedStage(own.whole_model, spans[0]) for spans in of_ranks]
     dtype = sharded_dtype(setup)
     out: list[Collective] = []
     for weight, ranks in own.copies(stages):
         each = padded_elements(weight.shape, setup.shards) // setup.shards * dtype.itemsize
         name, shard = f"gradients of copies of {weight.name}", "shard" if setup.shards > 1 else "weight"
         in_words = f"1·{shard}·{dtype.itemsize} B = 1·{each} B"
-        out.append(
-            Collective("pp", "all_reduce", name, "step", dtype.name, ranks, 1, each, in_words, source=COPIES)
-        )
+        out.append(Collective("pp", "all_reduce", name, "step", dtype.name, ranks, 1, each, in_words, source=COPIES))
     return out
 
 

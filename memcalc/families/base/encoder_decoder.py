@@ -30,7 +30,7 @@ class Decoder(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What only the first or the last stage of a stack has."""
+    """The methods and weights that only the first or the last stage of a stack has."""
 
     first: tuple[str, ...]
     """The methods that the first stage of a stack runs."""
@@ -72,7 +72,7 @@ class EncoderDecoder(Program):
 
     @property
     def ends(self) -> Ends:
-        """Return what only the first or the last stage of a stack has."""
+        """Return the methods and weights that only the first or the last stage of a stack has."""
         raise NotImplementedError
 
     def decoder_layers_of(self, run: Run, given: Tensor, encoded: Tensor) -> Tensor:
