@@ -123,3 +123,11 @@ EncoderStages = Annotated[
         "--encoder-stages",
     ),
 ]
+RewardModel = Annotated[
+    str | None,
+    option(
+        "GRPO: the model that scores completions, like --model (reward_funcs). (default: none, functions score them)",
+        KNOBS,
+        "--reward-model",
+    ),
+]

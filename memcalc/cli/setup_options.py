@@ -105,6 +105,7 @@ def _setup(
     neftune_alpha: t.NeftuneAlpha = None,
     lengths: t.Lengths = None,
     encoder_stages: k.EncoderStages = None,
+    reward_model: k.RewardModel = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

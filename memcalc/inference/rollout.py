@@ -87,6 +87,10 @@ def _phases(model: Model, setup: Setup, buffer_dtype: DType | None) -> Iterator[
         yield _score(model, setup, buffer_dtype, OLD, kept=0)
     if setup.beta:
         yield _score(model, setup, buffer_dtype, REFERENCE, kept=int(old))
+    if setup.reward_model is not None:
+        from memcalc.inference.rewarding import REWARD, rewarded_rows
+
+        yield Phase(REWARD, rewarded_rows(setup, int(old) + bool(setup.beta)))
 
 
 def _generate(model: Model, setup: Setup, buffer_dtype: DType | None) -> Phase:

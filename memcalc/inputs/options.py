@@ -110,6 +110,7 @@ class Options(NamedTuple):
     neftune_alpha: float | None = None
     lengths: str | None = None
     encoder_stages: int | None = None
+    reward_model: str | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {

@@ -78,6 +78,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_tuning(options, engine, precision, model)
     check_quantized(options, engine, model)
     check_task(options, engine, model)
+    if options.reward_model is not None:
+        check_reward_model(options)
     check_modelled(options, engine, model)
     check_offload(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
@@ -182,7 +184,15 @@ def resolve(options: Options, model: Model | None) -> Setup:
         neftune_alpha=options.neftune_alpha,
         lengths=options.lengths,
         encoder_stages=options.encoder_stages,
+        reward_model=options.reward_model,
     )
+
+
+def check_reward_model(options: Options) -> None:
+    """Raise InputError for a reward model that is not modelled. It is rare, and loads another model."""
+    from memcalc.tasks import reward_model
+
+    reward_model.check_reward_model(options)
 
 
 def data_parallel_degree(options: Options) -> int:

@@ -42,7 +42,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "zero_quantized_weights": (True,), "zero_quantized_gradients": (True,), "zero_hpz_partition_size": (1, 4),
     "comm_hook": ("fp16", "powersgd"), "powersgd_rank": (1, 4), "compression_phase": ("warmup", "compressed"),
     "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,),
-    "lengths": ("64:1",), "encoder_stages": (1,),
+    "lengths": ("64:1",), "encoder_stages": (1,), "reward_model": ("llama-7b",),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}
