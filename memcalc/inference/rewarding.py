@@ -59,7 +59,10 @@ def rewarded(setup: Setup, kept: int) -> Played:
     _number = new_tensor(memory, (), int64, "num_items_in_batch")
     _kept = [new_tensor(memory, (batch, completion), fp32, "log-probabilities") for _ in range(kept)]
     _rewards = new_tensor(memory, (batch, ONE_DIM), fp32, "rewards")
-    ids = [new_tensor(memory, (batch, seq), int64, given.name) for given in map(unlabelled, model.program.inputs(batch, seq))]
+    ids = [
+        new_tensor(memory, (batch, seq), int64, given.name)
+        for given in map(unlabelled, model.program.inputs(batch, seq))
+    ]
     _mask = new_tensor(memory, (batch, seq), int64, "attention_mask of the reward model")
     run.cache = DynamicCache(*windows_of(model.program))
     run.cache.begin(run)

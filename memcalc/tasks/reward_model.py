@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 NAME: Final = "reward model: "
 SOURCE: Final = "TRL 1.16 trl/trainer/grpo_trainer.py, reward_funcs"
 TYPES: Final = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "stablelm", "starcoder2", "nemotron",
-    "glm", "smollm3", "exaone4", "arcee",
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "stablelm", "nemotron", "glm", "arcee",
 )  # fmt: skip
 """The types whose model with a score is checked."""
 _OF_CONFIG: Final = {"float32": fp32, "bfloat16": bf16, "float16": fp16}
@@ -55,6 +54,8 @@ def check_reward_model(options: Options) -> None:
         raise InputError(str(error).replace("--model", "--reward-model", 1)) from None
     if model.model_type not in TYPES:
         refuse("reward_model", name, f"of a {model.model_type} {NOT_YET}{', '.join(TYPES)}")
+    if options.attention not in (None, "sdpa"):
+        refuse("reward_model", name, f"with --attention {options.attention} {NOT_YET}leave it out, or --attention sdpa")
     if str(options.precision).endswith("-autocast"):
         refuse("reward_model", name, f"with --precision {options.precision} {NOT_YET}leave it out, or --precision bf16")
 
