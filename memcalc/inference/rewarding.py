@@ -14,7 +14,7 @@ from memcalc.core.tensor import Memory, new_tensor
 from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss, own_head_loss
 from memcalc.families.base.module import Module, Run, after_forward
 from memcalc.inference.caches import DynamicCache, windows_of
-from memcalc.inference.rollout import LIFE, Played, highest, sizes_of
+from memcalc.inference.moments import LIFE, Played, highest, sizes_of
 from memcalc.inference.steps import in_eval_mode, unlabelled
 from memcalc.kernels import TRANSFORMERS
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu

@@ -95,7 +95,7 @@ def _check_halves(options: Options, model: Model) -> None:
     split = f"with schedule {options.schedule}"
     if options.zero == 3:
         why = "torch takes a stage's resharded parameters before backward, and those get no gradient"
-        refuse("zero", 3, f"{split} {why}; allowed: 2")
+        refuse("schedule", options.schedule, f"with --zero 3, the default of fsdp2, {why}; allowed: with --zero 2")
     if options.recompute == "op":
         why = f"torch fails: a selective checkpoint serves one backward, and {options.schedule} runs two"
         refuse("recompute", options.recompute, f"{split} {why}; allowed: none, or another --schedule")
