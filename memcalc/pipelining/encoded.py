@@ -7,7 +7,7 @@ torch/distributed/pipelining/stage.py; what its tracing front end would send pas
 comes back the same way: each stage adds what its own layers give.
 
 A table that several stages use has a copy in each of them. Behind the last backward the gradients of the copies are summed,
-as Megatron does it (core/distributed/finalize_model_grads.py, `_allreduce_embedding_grad`: the table of tokens, and of a T5 the
+as Megatron does it (megatron/core/distributed/finalize_model_grads.py, `_allreduce_embedding_grad`: the table of tokens, and of a T5 the
 table of relative positions).
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import Buffer, Run, Weight
 
 ENCODED: Final = "encoder output"
-COPIES: Final = "the caller; Megatron-Core's core/distributed/finalize_model_grads.py"
+COPIES: Final = "the caller; megatron/core/distributed/finalize_model_grads.py"
 """The source of the sums of gradients over copies."""
 
 
