@@ -7,8 +7,8 @@ torch/distributed/pipelining/stage.py; what its tracing front end would send pas
 comes back the same way: each stage adds what its own layers give.
 
 A table that several stages use has a copy in each of them. Behind the last backward the gradients of the copies are summed,
-as Megatron does it (megatron/core/distributed/finalize_model_grads.py, `_allreduce_embedding_grad`: the table of tokens, and of a T5 the
-table of relative positions).
+as Megatron does it (megatron/core/distributed/finalize_model_grads.py, `_allreduce_embedding_grad`): the table of tokens, and
+of a T5 the table of relative positions.
 """
 
 from __future__ import annotations
