@@ -54,6 +54,7 @@ def pipeline_lines(report: Report) -> list[Text]:
         Text(f"peak of pipeline rank {peaks}; the tables are of rank {report.rank.number}"),
         Text(f"{s.schedule}{chunks}, {batches}: the bubble is {idle_share(s):.1%} of the ideal time{alike}"),
         *([Text(spread)] if uneven else []),
+        *([] if report.model.program.one_stack else [Text(_work_line(report))]),
     ]
 
 
@@ -63,6 +64,15 @@ def _of_two_stacks(program: Any, stages: int, given: int | None) -> tuple[list[i
     of_encoder = given or stages_of_encoder(program.encoder_layers, program.decoder_layers, stages)
     own = [", ".join(map(str, part)) for part in (counts[:of_encoder], counts[of_encoder:])]
     return counts, f"layers of each stage: {own[0]} of the encoder, then {own[1]} of the decoder"
+
+
+def _work_line(report: Report) -> str:
+    """Return a line on the matrix products of each stage, over their mean. All stages wait for the largest."""
+    products = [one.flops["total"] for one in report.each_rank()]
+    mean = sum(products) / len(products)
+    shares = ", ".join(f"{each / mean:.2f}" for each in products)
+    slowest = products.index(max(products))
+    return f"matrix products of each stage, over their mean: {shares}; the others wait for rank {slowest}"
 
 
 def _uneven_line(counts: list[int], given: bool, what: str) -> str:

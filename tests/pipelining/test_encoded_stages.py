@@ -3,6 +3,7 @@ byte, on any rank of a fake process group."""
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from steps_compared import flops_of
 
 import memcalc
 from memcalc.pipelining.encoded import layers_of_stages, stages_of_encoder
+from memcalc.report.table import print_report
 
 T5: dict[str, Any] = {
     "model_type": "t5", "d_model": 48, "d_ff": 100, "d_kv": 10, "num_heads": 4, "num_layers": 4, "num_decoder_layers": 3,
@@ -187,3 +189,16 @@ def test_refused(name: str) -> None:
         memcalc.estimate(dict(model) if isinstance(model, dict) else model, **setup)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_the_table_tells_how_unequal_stages_are() -> None:
+    file = io.StringIO()
+    report = memcalc.estimate(dict(T5), engine="fsdp2", zero=2, gpus=4, pp=4, schedule="gpipe", seq_len=64)
+    print_report(report, rows=False, file=file)
+    said = " ".join(file.getvalue().split())
+    assert "layers of each stage: 2, 2 of the encoder, then 2, 1 of the decoder" in said
+    products = [one.flops["total"] for one in report.each_rank()]
+    mean = sum(products) / 4
+    shares = ", ".join(f"{each / mean:.2f}" for each in products)
+    slowest = products.index(max(products))
+    assert f"matrix products of each stage, over their mean: {shares}; the others wait for rank {slowest}" in said
