@@ -96,7 +96,8 @@ def notes(inferred: Inferred) -> list[str]:
     once = "each new token goes through the model once, and `generate` leaves its last one out"
     out.append(f"prompts of equal length without padding{f'; {once}' if asked.new_tokens else ''}")
     if not inferred.has_peaks:
-        what = "with a static cache" if asked.cache == "static" else f"of a {inferred.model.model_type} with a cache"
+        static = "with a static cache, whose decode steps `generate` compiles,"
+        what = static if asked.cache == "static" else f"of a {inferred.model.model_type} with a cache"
         out.append(f"the forward {what} is not modelled: peaks and the total are not known, weights and caches are")
     if asked.ep > 1:
         out.append("temporaries are those of a rank whose experts get all tokens: less if they are shared evenly")
