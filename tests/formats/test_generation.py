@@ -39,7 +39,9 @@ def test_a_reward_model_is_noted() -> None:
     """It may be of a type that is not modelled, so a file's is named and not counted."""
     found = read("f.yaml", PLAIN | {"reward_model_name_or_path": "org/model", "num_generations": 8})
     assert "reward_model" not in values(found)
-    assert any("reward_model_name_or_path 'org/model': is not counted; with --reward-model" in note for note in found.notes)
+    assert any(
+        "reward_model_name_or_path 'org/model': is not counted; with --reward-model" in note for note in found.notes
+    )
     assert not any("reward_model" in note for note in read("f.yaml", PLAIN | {"num_generations": 8}).notes)
 
 
