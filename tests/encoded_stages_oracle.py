@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from fsdp2_oracle import POLICIES, resizing
 from oracle import build, cuda_kernels, not_traced
+from per_op import CHECKPOINTS
 from pipeline_oracle import CLASSES, PipelineMode, RankStep, watch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -148,7 +149,7 @@ def encoded_step(
     dtype: torch.dtype = torch.float32,
     policy: torch.dtype | None = torch.bfloat16,
     reshards: bool | None = None,
-    recompute: bool = False,
+    recompute: str | None = None,
 ) -> tuple[RankStep, list[tuple[int, int]]]:
     """A step of pipeline rank `rank`; `encoder`, `decoder`: the layers of each of their stages. With it the bytes of each sum of
     the gradients of copies, and the ranks that it is over."""
@@ -168,7 +169,7 @@ def encoded_step(
                 stack.enter_context(context)
             whole: Any = build(config, attention, dtype)
             if recompute:
-                whole.gradient_checkpointing_enable({"use_reentrant": False})
+                whole.gradient_checkpointing_enable(CHECKPOINTS[recompute])
             vocab, wide = whole.config.vocab_size, whole.config.d_model
             module: Any = STAGES[config["model_type"]](whole, cut)
             tied = [whole.shared.weight if config["model_type"] == "t5" else whole.model.shared.weight]

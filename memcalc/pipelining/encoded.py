@@ -57,7 +57,8 @@ def layers_of_stages(
     counts = [*_evenly(encoder_layers, of_encoder), *_evenly(decoder_layers, stages - of_encoder)]
     if not 0 < of_encoder < stages or min(counts) < 1:
         of = f"{encoder_layers} layers of the encoder and {decoder_layers} of the decoder"
-        raise ValueError(f"{of} do not make {of_encoder} and {stages - of_encoder} stages")
+        split = f"{stages}" if encoder_stages is None else f"{of_encoder} and {stages - of_encoder}"
+        raise ValueError(f"{of} do not make {split} stages")
     return counts
 
 

@@ -56,7 +56,9 @@ ZERO_2 = {"options": {"zero": 2}, "real": {"reshards": False}}
 FP32 = {"options": {"precision": "fp32"}, "real": {"policy": None}}
 BF16 = {"options": {"precision": "bf16"}, "real": {"policy": None, "dtype": torch.bfloat16}}
 EAGER = {"options": {"attention": "eager"}, "real": {"attention": "eager"}}
-RECOMPUTED = {"options": {"recompute": "full"}, "real": {"recompute": True}}
+RECOMPUTED = {"options": {"recompute": "full"}, "real": {"recompute": "full"}}
+PER_OP = {"options": {"recompute": "op"}, "real": {"recompute": "op"}}
+FP16 = {"options": {"precision": "fp16-mixed"}, "real": {"policy": torch.float16}}
 HALVES = ((4,), (3,))
 FOUR = ((2, 2), (2, 1))
 FEW = {"workload": {"micro_batch_size": 1, "seq_len": 2}}
@@ -87,6 +89,9 @@ SLOW = {
     "t5, gated, dp 3": Case(GATED, "1f1b", 1, (2,), (2,), 2, dp=3),
     "t5, recomputed, encoder": Case(T5, "1f1b", 0, *HALVES, 3, **RECOMPUTED),
     "t5, recomputed, decoder": Case(T5, "1f1b", 2, *FOUR, 4, **RECOMPUTED),
+    "t5, recomputed per op": Case(T5, "1f1b", 2, *FOUR, 4, **PER_OP),
+    "bart, recomputed per op": Case(BART, "1f1b", 1, *FOUR, 4, **PER_OP),
+    "t5, fp16": Case(T5, "1f1b", 2, *FOUR, 4, **FP16),
     "bart, first": Case(BART, "1f1b", 0, *FOUR, 4),
     "bart, the encoder's last": Case(BART, "1f1b", 1, *FOUR, 4),
     "bart, the decoder's first": Case(BART, "1f1b", 2, *FOUR, 4),
