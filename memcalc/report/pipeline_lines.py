@@ -8,7 +8,6 @@ from rich.text import Text
 
 from memcalc.engines.deepspeed import stages as deepspeed
 from memcalc.megatron.schedules import layers_of_chunks
-from memcalc.pipelining.encoded import layers_of_stages, stages_of_encoder
 from memcalc.pipelining.idle import idle_share
 from memcalc.pipelining.placement import stages
 from memcalc.pipelining.programs import divided
@@ -60,6 +59,8 @@ def pipeline_lines(report: Report) -> list[Text]:
 
 def _of_two_stacks(program: Any, stages: int, given: int | None) -> tuple[list[int], str]:
     """Return the layers of each stage of an encoder and a decoder, and a line on them."""
+    from memcalc.pipelining.encoded import layers_of_stages, stages_of_encoder  # of a few models alone
+
     counts = layers_of_stages(program.encoder_layers, program.decoder_layers, stages, given)
     of_encoder = given or stages_of_encoder(program.encoder_layers, program.decoder_layers, stages)
     own = [", ".join(map(str, part)) for part in (counts[:of_encoder], counts[of_encoder:])]
