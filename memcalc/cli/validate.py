@@ -118,14 +118,17 @@ def validate(
 
 def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
     """Raise InputError for parts of ZeRO++, whose quantiser has no version for the CPU and which no run asks DeepSpeed for,
-    and for weights on the host."""
+    for weights on the host, and for the stages of an encoder and a decoder."""
     from memcalc import estimate
     from memcalc.inputs.file_options import FILES
     from memcalc.inputs.options import NOT_YET, PLUS_PLUS, refuse
 
-    if not any(name in given for name in (*PLUS_PLUS, "offload_params", *FILES)):
+    if not any(name in given for name in (*PLUS_PLUS, "offload_params", "pp", *FILES)):
         return
-    setup = estimate(model, **given).setup
+    report = estimate(model, **given)
+    setup = report.setup
+    if setup.pp > 1 and not report.model.program.one_stack:
+        refuse("pp", setup.pp, f"for a {report.model.model_type} in a run {NOT_YET}1; memcalc estimate takes it")
     if setup.offload_params != "none":
         refuse("offload_params", setup.offload_params, f"in a run {NOT_YET}none; memcalc estimate takes it")
     for name, off in PLUS_PLUS.items():

@@ -9,6 +9,7 @@ import pytest
 from command import LLAMA
 
 import memcalc
+from memcalc.cli.main import main
 from memcalc.decisions.fit import fit
 from memcalc.layout.collectives import Collective
 
@@ -120,3 +121,13 @@ def test_a_reduce_is_a_collective_of_the_document() -> None:
     assert reduced
     assert all(isinstance(c, Collective) for c in report.collectives)
     assert all(c["wire"] == c["payload"] for c in reduced)
+
+
+def test_stages_of_an_encoder_are_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["validate", "t5-small", "--gpus", "2", "--pp", "2", "--zero", "3", "--schedule", "gpipe", "-s", "8"]) == 2
+    )
+    said = capsys.readouterr().err
+    assert said == (
+        "memcalc: --pp 2: for a t5 in a run is not modelled by this version; allowed: 1; memcalc estimate takes it\n"
+    )
