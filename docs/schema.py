@@ -11,7 +11,7 @@ from memcalc.cli.main import build
 
 COLLECTIVE = {
     "axis": "the mesh axis: dp, tp, pp, cp or ep",
-    "collective": "all_reduce, all_gather, reduce_scatter, all_to_all, send or broadcast",
+    "collective": "all_reduce, all_gather, reduce_scatter, all_to_all, send, broadcast or reduce",
     "name": "what is sent",
     "phase": "forward, backward or step",
     "layer": "the layer that sends it, with `*` for equal layers; null if it belongs to no layer",

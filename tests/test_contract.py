@@ -15,7 +15,7 @@ from memcalc.cli.main import COMMANDS
 
 OPTIONS = (
     "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp",
-    "--cp-comm-type", "--pp-rank", "--tp-dims", "--tp-depth", "--autotp",
+    "--cp-comm-type", "--pp-rank", "--tp-dims", "--tp-depth", "--autotp", "--encoder-stages", "--reward-model",
     "--packing", "--offload-activations", "--neftune-alpha", "--lengths",
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
     "--virtual-stages", "--first-stage-layers",
@@ -96,6 +96,7 @@ DEFAULTS: dict[str, Any] = {
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None, "tp_dims": "1", "tp_depth": None,
     "autotp": False, "packing": False, "offload_activations": "none", "neftune_alpha": None, "lengths": None,
     "quantize_storage": None,
+    "encoder_stages": None, "reward_model": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 

@@ -124,3 +124,19 @@ CompressionPhase = Annotated[
         "--compression-phase",
     ),
 ]
+EncoderStages = Annotated[
+    int | None,
+    option(
+        "Pipeline ranks of the encoder, of an encoder and a decoder. (default: its part of all layers)",
+        KNOBS,
+        "--encoder-stages",
+    ),
+]
+RewardModel = Annotated[
+    str | None,
+    option(
+        "GRPO: the model that scores completions, like --model (reward_funcs). (default: none, functions score them)",
+        KNOBS,
+        "--reward-model",
+    ),
+]

@@ -106,6 +106,8 @@ def _setup(
     offload_activations: t.OffloadActivations = None,
     neftune_alpha: t.NeftuneAlpha = None,
     lengths: t.Lengths = None,
+    encoder_stages: k.EncoderStages = None,
+    reward_model: k.RewardModel = None,
     deepspeed: f.DeepSpeed = None,
     accelerate: f.Accelerate = None,
     training_args: f.TrainingArgs = None,

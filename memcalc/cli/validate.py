@@ -118,16 +118,19 @@ def validate(
 
 def _refuse_what_is_not_run(model: str | None, given: dict[str, Any]) -> None:
     """Raise InputError for parts of ZeRO++, whose quantiser has no version for the CPU and which no run asks DeepSpeed for,
-    for weights on the host, for codes in another dtype than bitsandbytes' own or in shards, and for frozen weights and
-    adapters on axes where the run does not put them."""
+    for weights on the host, for codes in another dtype than bitsandbytes' own or in shards, for frozen weights and adapters on
+    axes where the run does not put them, and for the stages of an encoder and a decoder."""
     from memcalc import estimate
     from memcalc.inputs.file_options import FILES
     from memcalc.inputs.options import NOT_YET, PLUS_PLUS, refuse
 
-    asked = (*PLUS_PLUS, "offload_params", "quantize", "freeze", "lora_rank", *FILES)
+    asked = (*PLUS_PLUS, "offload_params", "quantize", "freeze", "lora_rank", "pp", *FILES)
     if not any(name in given for name in asked):
         return
-    setup = estimate(model, **given).setup
+    report = estimate(model, **given)
+    setup = report.setup
+    if setup.pp > 1 and not report.model.program.one_stack:
+        refuse("pp", setup.pp, f"for a {report.model.model_type} in a run {NOT_YET}1; memcalc estimate takes it")
     shards = setup.engine == "fsdp2" or (setup.engine == "deepspeed" and setup.zero == 3)
     if setup.quantize_storage is not None and (shards or setup.quantize_storage != "uint8"):
         how = f"with codes in {setup.quantize_storage} and engine {setup.engine}"

@@ -110,6 +110,7 @@ def layers(asked: Asked) -> Quantity:
     from memcalc.decisions.depth import with_layers
 
     model = _model(asked, "layers")
+    _refuse_listed(asked, "layers", "--layers lists the layers themselves")
     made: dict[int, Model] = {}
 
     def case(count: int) -> Case:
@@ -124,9 +125,18 @@ def layers(asked: Asked) -> Quantity:
     return Quantity("layers", values, case, f"{_MOST_LAYERS:,} layers are the most that are tried")
 
 
+def _refuse_listed(asked: Asked, solved: str, why: str) -> None:
+    """Raise InputError for a quantity that a network listed layer by layer does not have."""
+    if asked.model is None or asked.model.model_type != "layers":
+        return
+    seq = ", seq-len" if asked.model.program.has_sequence else ""
+    raise InputError(f"--solve {solved}: {why}; allowed: micro-batch-size, gpus{seq}")
+
+
 def lora_rank(asked: Asked) -> Quantity:
     """Return the ranks of LoRA adapters."""
     _model(asked, "lora-rank")
+    _refuse_listed(asked, "lora-rank", "adapters of a network that --layers lists are not modelled")
     case = _with_option(asked, "lora_rank")
     case(1).resolved()
     return Quantity("lora-rank", range(1, WHOLE["lora_rank"][1] + 1), case, "no larger rank is allowed")
@@ -134,6 +144,7 @@ def lora_rank(asked: Asked) -> Quantity:
 
 def params(asked: Asked) -> Quantity:
     """Return the numbers of parameters whose model states are sized."""
+    _refuse_listed(asked, "params", "sizes model states without a model, and --layers is one")
     if asked.model is not None:
         raise InputError("--solve params: sizes model states without a model; leave --model out")
 

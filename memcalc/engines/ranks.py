@@ -140,6 +140,10 @@ def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
         from memcalc.tasks.reference import reference_rows
 
         kept = (*kept, *reference_rows(model, setup, holdings.buffer_dtype))
+    if setup.reward_model is not None:
+        from memcalc.tasks.reward_model import reward_rows
+
+        kept = (*kept, *reward_rows(setup))
     masks = (padding_row(model),) if setup.padded else ()
     order = holdings.order
     if order is not None:

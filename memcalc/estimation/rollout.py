@@ -51,6 +51,7 @@ def rollout_of(model: Model, setup: Setup, rank: Rank) -> Rollout:
     key = (
         "rollout", setup.micro_batch_size, setup.micro_batches, setup.steps_per_generation, setup.num_iterations, setup.seq_len,
         setup.completion_len, bool(setup.beta), setup.precision, setup.attention, setup.gpu, setup.engine, held.buffer_dtype,
+        setup.reward_model,
     )  # fmt: skip
     if key not in model.profiles:
         model.profiles[key] = phases(model, setup, held.buffer_dtype)

@@ -51,7 +51,7 @@ def side_by_side(asked: Asked) -> Section:
             text.append(_NOT_HERE.said(language, error=str(error)))
             continue
         steps.append(Step(_BUBBLE.said(language, schedule=schedule), "", "", idle_share(setup), "ratio"))
-        steps.append(Step(_IN_FLIGHT.said(language, schedule=schedule), "", "", _in_flight(setup), "ratio"))
+        steps.append(Step(_IN_FLIGHT.said(language, schedule=schedule), "", "", in_flight(setup), "ratio"))
     return Section("", tuple(steps), (_SETUP.said(language, zero=zero), *text))
 
 
@@ -66,7 +66,7 @@ def _with(report: Report, schedule: str, zero: int) -> Setup:
     return resolve(check_options({**layout, **own}), report.model)
 
 
-def _in_flight(setup: Setup) -> float:
+def in_flight(setup: Setup) -> float:
     """Return the most micro-batches whose activations a rank has at once. One in a chunk with half of a stage's layers is
     half of one; the two chunks of a schedule that runs both ways are whole stages."""
     from memcalc.pipelining.orders import most_in_flight, order

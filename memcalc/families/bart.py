@@ -21,7 +21,7 @@ from memcalc.families.base.blocks import (
     sdpa_attention,
 )
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, keys_and_values, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, Ends, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, causal_mask_of_ones
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.stack import stacked
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from memcalc.core.dtypes import DType
+
+_OF_EMBEDDINGS: Final = ("embed_positions.weight", "layernorm_embedding.weight", "layernorm_embedding.bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +160,9 @@ class Bart(EncoderDecoder):
     def encode(self, run: Run, given: Tensor) -> Tensor:
         return self.encoder(Module(run, "model.encoder"), given)
 
+    def decoder_layers_of(self, run: Run, given: Tensor, encoded: Tensor) -> Tensor:
+        return self.decoder(Module(run, "model.decoder"), given, encoded)
+
     def decode(self, run: Run, ids: Tensor, encoded: Tensor) -> Tensor:
         root = Module(run, "")
         decoder_outputs = self.decoder(root / "model.decoder", ids, encoded)
@@ -176,9 +181,7 @@ class Bart(EncoderDecoder):
     def encoder(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
         inputs_embeds = self.embed_tokens(m, ids)
-        embed_pos = self.encoder_positions(m / "embed_positions")
-        hidden_states = (m / "layernorm_embedding").layer_norm(inputs_embeds + embed_pos)
-        hidden_states = dropout(hidden_states, self.config.dropout)
+        _embed_pos, hidden_states = self.placed_in_encoder(m, inputs_embeds)
         attention_mask = bidirectional_mask(run)
         for i in range(self.encoder_layers):
             run.memory.enter(run.memory.phase, i)
@@ -193,9 +196,7 @@ class Bart(EncoderDecoder):
         positions = position_ids(run)
         attention_mask = causal_mask_of_ones(run)
         encoder_attention_mask = bidirectional_mask(run)
-        embed_pos = self.learned_positions(m / "embed_positions", positions)
-        hidden_states = (m / "layernorm_embedding").layer_norm(inputs_embeds + embed_pos)
-        hidden_states = dropout(hidden_states, self.config.dropout)
+        _embed_pos, hidden_states = self.placed_in_decoder(m, inputs_embeds, positions)
         for i in range(self.decoder_layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
@@ -203,6 +204,29 @@ class Bart(EncoderDecoder):
                 self.decoder_layer, layer, hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask
             )
         return hidden_states
+
+    # --- what only the first stage of a stack has
+
+    @property
+    def ends(self) -> Ends:
+        table = "model.shared.weight"
+        first = {
+            stack: (table, *(f"model.{stack}.{name}" for name in _OF_EMBEDDINGS)) for stack in ("encoder", "decoder")
+        }
+        begin = ("embed_tokens", "placed_in_encoder", "placed_in_decoder")
+        return Ends(begin, (), first, {"encoder": (), "decoder": (table,)})
+
+    def placed_in_encoder(self, m: Module, inputs_embeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions' embeddings, and the first layer's input."""
+        embed_pos = self.encoder_positions(m / "embed_positions")
+        hidden_states = (m / "layernorm_embedding").layer_norm(inputs_embeds + embed_pos)
+        return embed_pos, dropout(hidden_states, self.config.dropout)
+
+    def placed_in_decoder(self, m: Module, inputs_embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions' embeddings, and the first layer's input."""
+        embed_pos = self.learned_positions(m / "embed_positions", positions)
+        hidden_states = (m / "layernorm_embedding").layer_norm(inputs_embeds + embed_pos)
+        return embed_pos, dropout(hidden_states, self.config.dropout)
 
     def embed_tokens(self, m: Module, ids: Tensor) -> Tensor:
         """Return the output of BartScaledWordEmbedding."""
@@ -357,5 +381,7 @@ def check_finite(states: Tensor) -> None:
 
 
 FAMILY: Final = Family(
-    "bart", Bart, Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True)
+    "bart",
+    Bart,
+    Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True, encoded_stages=True),
 )

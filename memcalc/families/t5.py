@@ -16,7 +16,7 @@ from memcalc.core.ops.selection import clamp_to, where_else
 from memcalc.core.ops.shape import contiguous, reshape, transpose, unsqueeze, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act
-from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, keys_and_values, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, Ends, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, decoder_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.stack import stacked
@@ -118,6 +118,9 @@ class T5(EncoderDecoder):
     def encode(self, run: Run, given: Tensor) -> Tensor:
         return self.stack_of_blocks(Module(run, "encoder"), given, self.encoder_layers, None)
 
+    def decoder_layers_of(self, run: Run, given: Tensor, encoded: Tensor) -> Tensor:
+        return self.stack_of_blocks(Module(run, "decoder"), given, self.decoder_layers, encoded)
+
     def decode(self, run: Run, ids: Tensor, encoded: Tensor) -> Tensor:
         root = Module(run, "")
         sequence_output = decoder_outputs = self.stack_of_blocks(root / "decoder", ids, self.decoder_layers, encoded)
@@ -131,12 +134,12 @@ class T5(EncoderDecoder):
     def stack_of_blocks(self, m: Module, ids: Tensor, depth: int, encoder_hidden_states: Tensor | None) -> Tensor:
         """Return the output of T5Stack. The first block makes the position biases, and all others take them."""
         run = m.run
-        inputs_embeds = Module(run, "shared").embedding(ids)
+        inputs_embeds = self.embed_tokens(m, ids)
         is_decoder = encoder_hidden_states is not None
         attention_mask = decoder_mask(run) if is_decoder else bidirectional_mask(run)
         encoder_extended_attention_mask = bidirectional_mask(run) if is_decoder else None
         position_bias = encoder_decoder_position_bias = None
-        hidden_states = dropout(inputs_embeds, self.config.dropout_rate)
+        hidden_states = self.before_blocks(inputs_embeds)
         for i in range(depth):
             run.memory.enter(run.memory.phase, i)
             block = Module(run, f"{m.path}.block.*", i)
@@ -153,8 +156,36 @@ class T5(EncoderDecoder):
             position_bias = self_attention_position_bias
             encoder_decoder_position_bias = cross_attention_position_bias
         run.memory.enter(run.memory.phase, None)
-        hidden_states = self.norm(m / "final_layer_norm", hidden_states)
+        hidden_states = self.final_norm(m, hidden_states)
+        return self.behind_the_norm(hidden_states)
+
+    # --- what only the first or the last stage of a stack has
+
+    def embed_tokens(self, m: Module, ids: Tensor) -> Tensor:
+        return Module(m.run, "shared").embedding(ids)
+
+    def before_blocks(self, inputs_embeds: Tensor) -> Tensor:
+        return dropout(inputs_embeds, self.config.dropout_rate)
+
+    def final_norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        return self.norm(m / "final_layer_norm", hidden_states)
+
+    def behind_the_norm(self, hidden_states: Tensor) -> Tensor:
         return dropout(hidden_states, self.config.dropout_rate)
+
+    @property
+    def ends(self) -> Ends:
+        table = "shared.weight"
+        return Ends(
+            ("embed_tokens", "before_blocks"),
+            ("final_norm", "behind_the_norm"),
+            {"encoder": (table,), "decoder": (table,)},
+            {
+                "encoder": ("encoder.final_layer_norm.weight",),
+                "decoder": ("decoder.final_layer_norm.weight", table),
+            },
+            "layer.0.SelfAttention.relative_attention_bias.weight",
+        )
 
     @module
     def block(
@@ -384,4 +415,6 @@ def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool)
     return relative_buckets
 
 
-FAMILY: Final = Family("t5", T5, Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True))
+FAMILY: Final = Family(
+    "t5", T5, Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True, encoded_stages=True)
+)

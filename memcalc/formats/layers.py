@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from memcalc.errors import InputError, one_line
+from memcalc.errors import InputError, one_line, quoted
 from memcalc.formats.found import Found, Value
 from memcalc.formats.loading import load
 from memcalc.inputs.model import Model
@@ -36,6 +36,12 @@ def load_layers(
         )
     file, content = load(OPTION, source)
     given = {name: value for name, value in (("input", input), ("loss", loss)) if value is not None}
+    for name, value in given.items():
+        if content.get(name, value) != value:
+            where = f" {one_line(file)}" if file else ""
+            raise InputError(
+                f"{OPTION}{where}: {name} is {quoted(content[name])} in it and {quoted(value)} beside it; give one"
+            )
     return _model(file, {**content, **given})
 
 

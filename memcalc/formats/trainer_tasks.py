@@ -104,6 +104,9 @@ def read_generation(found: Findings) -> None:
     if prompt is not None:
         found.give("seq_len", "max_prompt_length", prompt + (completion or _COMPLETION))
     found.give("beta", "beta", section.number("beta", "allowed: a number from 0 up"))
+    found.note_each(
+        {"reward_model_name_or_path": "is not counted; with --reward-model it is, where its type is modelled"}
+    )
     if is_on(section, "use_vllm"):
         found.note(
             "use_vllm", "what vLLM takes beside training is not counted; completions are taken to be transformers' own"

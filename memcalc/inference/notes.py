@@ -64,6 +64,21 @@ def _of_engine(inferred: Inferred) -> list[str]:
     return out
 
 
+def _of_states(inferred: Inferred) -> list[str]:
+    """Return a note for --kv-dtype beside layers that keep a state instead of keys and values."""
+    program, asked = inferred.model.program, inferred.asked
+    keeping = sum(bool(program.states(i)) for i in range(program.layers))
+    if not keeping:
+        return []
+    if inferred.kv_cache:
+        return [
+            f"--kv-dtype {asked.kv_dtype} is that of keys and values; the states of {keeping} layers keep their dtypes"
+        ]
+    return [
+        f"--kv-dtype {asked.kv_dtype} changes nothing: a {inferred.model.model_type} keeps states, and no keys and values"
+    ]
+
+
 def notes(inferred: Inferred) -> list[str]:
     asked, method = inferred.asked, inferred.method
     out = [note for note in inferred.model.notes if not note.startswith("quantization_config")]
@@ -81,12 +96,14 @@ def notes(inferred: Inferred) -> list[str]:
     once = "each new token goes through the model once, and `generate` leaves its last one out"
     out.append(f"prompts of equal length without padding{f'; {once}' if asked.new_tokens else ''}")
     if not inferred.has_peaks:
-        what = "with a static cache" if asked.cache == "static" else f"of a {inferred.model.model_type} with a cache"
+        static = "with a static cache, whose decode steps `generate` compiles,"
+        what = static if asked.cache == "static" else f"of a {inferred.model.model_type} with a cache"
         out.append(f"the forward {what} is not modelled: peaks and the total are not known, weights and caches are")
     if asked.ep > 1:
         out.append("temporaries are those of a rank whose experts get all tokens: less if they are shared evenly")
     if asked.pp > 1:
         out.append("one batch is in the pipeline; more micro-batches in flight have caches of their own")
     if asked.kv_dtype != "auto":
+        out += _of_states(inferred)
         out.append("a kernel reads keys and values in their dtype, as vLLM's do; transformers' own caches make copies")
     return out

@@ -7,11 +7,10 @@ if it is needed later, and the reference, if there is one, score them in parts o
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.collector import without_collections
-from memcalc.core.dims import ONE_DIM, Dim, numel, plus
+from memcalc.core.dims import ONE_DIM, Dim, plus
 from memcalc.core.dtypes import boolean, fp32, int64
 from memcalc.core.ops.axes import cat_dim
 from memcalc.core.ops.masked import masked_labels
@@ -20,7 +19,8 @@ from memcalc.core.tensor import Autocast, Memory, new_tensor
 from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss
 from memcalc.families.base.module import Run, after_forward
 from memcalc.inference.caches import DynamicCache, windows_of
-from memcalc.inference.heights import KV, STATE
+from memcalc.inference.moments import Played, highest, sizes_of
+from memcalc.inference.rewarding import REWARD, rewarded_rows
 from memcalc.inference.steps import all_logits, last_logits, unlabelled
 from memcalc.kernels import TRANSFORMERS
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memcalc.core.dtypes import DType
-    from memcalc.core.tensor import StorageRow, Tensor
+    from memcalc.core.tensor import Tensor
     from memcalc.families.base.program import Program
     from memcalc.inference.caches import Kept
     from memcalc.inputs.model import Model
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 GENERATE: Final = "generate"
 OLD: Final = "old log-probabilities"
 REFERENCE: Final = "reference log-probabilities"
-SOURCE: Final = "TRL 1.16 trl/trainer/grpo_trainer.py; transformers 5.23 generation/utils.py, _sample"
-LIFE: Final = "rollout"
 WITHOUT_POSITIONS: Final = ("bloom", "mpt")
 """The types whose forward takes no position_ids, which `generate` then does not make."""
 
@@ -56,21 +54,6 @@ class Phase(NamedTuple):
     @property
     def nbytes(self) -> int:
         return sum(row.nbytes for row in self.rows)
-
-
-class Sizes(NamedTuple):
-    """The numbers of a rollout on one rank."""
-
-    together: int
-    """The completions that are generated together."""
-    prompt: int
-    completion: int
-
-
-def sizes_of(setup: Setup) -> Sizes:
-    assert setup.seq_len is not None and setup.completion_len is not None
-    together = setup.micro_batch_size * (setup.steps_per_generation or 1)
-    return Sizes(together, setup.seq_len - setup.completion_len, setup.completion_len)
 
 
 @without_collections()
@@ -87,6 +70,8 @@ def _phases(model: Model, setup: Setup, buffer_dtype: DType | None) -> Iterator[
         yield _score(model, setup, buffer_dtype, OLD, kept=0)
     if setup.beta:
         yield _score(model, setup, buffer_dtype, REFERENCE, kept=int(old))
+    if setup.reward_model is not None:
+        yield Phase(REWARD, rewarded_rows(setup, int(old) + bool(setup.beta)))
 
 
 def _generate(model: Model, setup: Setup, buffer_dtype: DType | None) -> Phase:
@@ -101,14 +86,6 @@ def _generate(model: Model, setup: Setup, buffer_dtype: DType | None) -> Phase:
             cache = DynamicCache(*windows, seen)
             runs.append(generated(own, setup, buffer_dtype, cache, first.kept, has_positions=has_positions).run)
     return max((Phase(GENERATE, highest(run)) for run in runs), key=lambda phase: phase.nbytes)
-
-
-class Played(NamedTuple):
-    """A run, and the place in its log from which on blocks count."""
-
-    memory: Memory
-    log: list[int]
-    start: int
 
 
 class Generated(NamedTuple):
@@ -266,36 +243,3 @@ def begun(
     for buffer in after_forward(program.buffers(), length):
         run.add_buffer(buffer)
     return run
-
-
-def highest(run: Played) -> tuple[Row, ...]:
-    """Return the rows of the moment of a run with most bytes, of the blocks that count."""
-    rows = run.memory.rows
-    sizes = [numel(row.shape)[0] * row.dtype.itemsize for row in rows]
-    live = most = 0
-    place = run.start
-    for i in range(run.start, len(run.log)):
-        event = run.log[i]
-        live += sizes[event] if event >= 0 else -sizes[~event]
-        if live > most:
-            most, place = live, i + 1
-    alive: dict[int, None] = {}
-    for event in run.log[run.start : place]:
-        if event >= 0:
-            alive[event] = None
-        else:
-            alive.pop(~event, None)
-    return tuple(_counted(rows[i] for i in alive))
-
-
-def _counted(rows: Iterator[StorageRow]) -> Iterator[Row]:
-    """Yield equal blocks once, with their number."""
-    counts = Counter((_name(row), row.shape, row.dtype) for row in rows)
-    for (name, shape, dtype), copies in counts.items():
-        yield Row("temporaries", name, shape, dtype, copies, LIFE, "exact", SOURCE)
-
-
-def _name(row: StorageRow) -> str:
-    """Return the name of a block; that of a cache says so."""
-    kind = {KV: "KV cache: ", STATE: "state cache: "}.get(row.component, "")
-    return kind + row.label

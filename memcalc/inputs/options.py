@@ -109,6 +109,8 @@ class Options(NamedTuple):
     neftune_alpha: float | None = None
     lengths: str | None = None
     quantize_storage: str | None = None
+    encoder_stages: int | None = None
+    reward_model: str | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -161,7 +163,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
         ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages", "tp_depth"),
         _DEGREE,
     ),
-    **dict.fromkeys(("first_stage_layers", "last_stage_layers", "recompute_layers"), (1, 10**6)),
+    **dict.fromkeys(("first_stage_layers", "last_stage_layers", "recompute_layers", "encoder_stages"), (1, 10**6)),
     **dict.fromkeys(("reduce_bucket_size", "sub_group_size"), (1, 10**15)),
     **dict.fromkeys(
         (

@@ -3,21 +3,24 @@ an InputError of one line."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from memcalc.families import supporting
 from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.pipelining.encoded import layers_of_stages
 from memcalc.pipelining.orders import micro_batches_per_round
 from memcalc.pipelining.placement import stages as stages_in_all
 from memcalc.pipelining.programs import divided
 from memcalc.pipelining.schedules import NAMES, has_halves, placement_of, schedule_of
 
 if TYPE_CHECKING:
+    from memcalc.families.base.encoder_decoder import EncoderDecoder
     from memcalc.inputs.model import Model
     from memcalc.inputs.options import Options
 
 _WITH: Final = "with engine fsdp2 and pp above 1 "
 _PRECISIONS: Final = "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
+ENCODED_SCHEDULES: Final = ("gpipe", "1f1b")
 SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble", *NAMES)
 
 
@@ -92,7 +95,7 @@ def _check_halves(options: Options, model: Model) -> None:
     split = f"with schedule {options.schedule}"
     if options.zero == 3:
         why = "torch takes a stage's resharded parameters before backward, and those get no gradient"
-        refuse("zero", 3, f"{split} {why}; allowed: 2")
+        refuse("schedule", options.schedule, f"with --zero 3, the default of fsdp2, {why}; allowed: with --zero 2")
     if options.recompute == "op":
         why = f"torch fails: a selective checkpoint serves one backward, and {options.schedule} runs two"
         refuse("recompute", options.recompute, f"{split} {why}; allowed: none, or another --schedule")
@@ -109,8 +112,34 @@ def _check_halves(options: Options, model: Model) -> None:
         refuse("tp", options.tp, f"{split} {why}; allowed: 1, or another --schedule")
 
 
+def _check_encoded(options: Options, model: Model) -> None:
+    """Raise InputError for what is not modelled of the stages of an encoder and a decoder."""
+    name, program = model.name or f"this {model.model_type}", cast("EncoderDecoder", model.program)
+    why = f"with engine fsdp2 for a {model.model_type}"
+    if options.schedule not in ENCODED_SCHEDULES:
+        refuse("schedule", options.schedule, f"{why} {NOT_YET}{', '.join(ENCODED_SCHEDULES)}")
+    for field in ("first_stage_layers", "last_stage_layers"):
+        if (value := getattr(options, field)) is not None:
+            refuse(field, value, f"{why}, whose stages are of the encoder or of the decoder, {NOT_YET}leave it out")
+    for field in ("tp", "cp"):
+        if getattr(options, field) > 1:
+            refuse(field, getattr(options, field), f"{why} in stages {NOT_YET}1")
+    if options.lora_rank:
+        refuse("lora_rank", options.lora_rank, f"{why} in stages {NOT_YET}0, or --pp 1")
+    if options.freeze is not None:
+        refuse("freeze", options.freeze, f"{why} in stages {NOT_YET}leave it out, or --pp 1")
+    try:
+        layers_of_stages(program.encoder_layers, program.decoder_layers, options.pp, options.encoder_stages)
+    except ValueError as error:
+        field = "pp" if options.encoder_stages is None else "encoder_stages"
+        refuse(field, getattr(options, field), f"{name}: {error}; allowed: at least one layer in each")
+
+
 def _check_model(options: Options, model: Model) -> None:
     name, program = model.name or f"this {model.model_type}", model.program
+    if not program.one_stack:
+        _check_encoded(options, model)
+        return
     if not model.support.stages:
         staged = ", ".join(supporting(lambda s: s.stages))
         refuse("pp", options.pp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1 (more for {staged})")

@@ -66,6 +66,9 @@ def spans(
     return [[of_all[at.stage] for at in places(placement, rank, ranks, chunks)] for rank in range(ranks)]
 
 
+HIDDEN_STATES: Final = "hidden states"
+
+
 class Stage(Program):
     """The program of one stage without its `left_out` layers, which are counted within the stage."""
 
@@ -83,6 +86,17 @@ class Stage(Program):
         self.whole_model = whole
         self.span = span
         self.layers = own.layers
+        self.numbered_from = span.start
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        """Return what a micro-batch brings from the stage before."""
+        return () if self.span.first else (HIDDEN_STATES,)
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        """Return what a micro-batch brings to the next stage."""
+        return () if self.span.last else (HIDDEN_STATES,)
 
     def without(self, left_out: range) -> Stage:
         """Return the stage without some of its layers."""
@@ -191,6 +205,15 @@ def _as_it_is(_: Module, hidden_states: Tensor) -> Tensor:
     return hidden_states
 
 
+def _stage(whole: Any, span: Span) -> Stage:
+    """Return a stage of a stack, or of one of the stacks of an encoder and a decoder."""
+    if whole.one_stack:
+        return Stage(whole, span)
+    from memcalc.pipelining.encoded import EncodedStage
+
+    return EncodedStage(whole, span)  # type: ignore[return-value]
+
+
 class RankProgram(Program):
     """Everything that one rank holds: its stages, which are never run as one program."""
 
@@ -198,7 +221,8 @@ class RankProgram(Program):
         super().__init__(whole.config)
         self.tensor_parallel, self.context_parallel = whole.tensor_parallel, whole.context_parallel
         self.spans = tuple(spans)
-        self.stages = tuple(Stage(whole, span) for span in spans)
+        self.one_stack = whole.one_stack
+        self.stages = tuple(_stage(whole, span) for span in spans)
         self.layers = sum(span.layers for span in spans)
         self.hidden: Dim = whole.hidden
         self.whole_model = whole
@@ -217,7 +241,7 @@ class RankProgram(Program):
     def weights(self) -> Iterator[Weight]:
         for stage in self.stages:
             for weight in stage.weights():
-                yield weight if weight.layer is None else weight._replace(layer=weight.layer + stage.span.start)
+                yield weight if weight.layer is None else weight._replace(layer=weight.layer + stage.numbered_from)
 
     def buffers(self) -> Iterator[Buffer]:
         for stage in self.stages:

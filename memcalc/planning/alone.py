@@ -86,7 +86,8 @@ def single(base: Options) -> Options:
     """Return the options without degrees, shards and a global batch."""
     return base._replace(
         gpus=1, dp=None, tp=1, pp=1, cp=1, ep=1, etp=None, pp_rank=None, zero=0, shard_group=None, sequence_parallel=None,
-        schedule="1f1b", virtual_stages=1, first_stage_layers=None, last_stage_layers=None, micro_batch_size=1,
+        schedule="1f1b", virtual_stages=1, first_stage_layers=None, last_stage_layers=None, encoder_stages=None,
+        micro_batch_size=1,
         global_batch_size=None, reduce_bucket_size=None, max_live_parameters=None, max_reuse_distance=None,
         param_persistence_threshold=None, prefetch_bucket_size=None, sub_group_size=None, cp_comm_type=None,
         clip_grad_norm=False, sync_each_micro_batch=None, comm_hook=None, powersgd_rank=None, compression_phase=None,

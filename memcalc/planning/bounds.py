@@ -150,10 +150,11 @@ class Floors:
         """Return the bound of a layout from a run without a pipeline."""
         floor = self.bound(layout)
         many = self._micro_batches(layout)
-        alike = layout.engine != "fsdp2" or layout.pp == 1 or self._model.program.routed[1] == 1
+        program = self._model.program
+        alike = layout.engine != "fsdp2" or layout.pp == 1 or program.routed[1] == 1
         mean = many * probe.seconds / layout.pp if alike else 0.0  # experts in stages run other kernels
         seconds = max(floor.seconds, least_of_pipeline(layout, mean, many))
-        if layout.pp > 1 and layout.schedule in _WAITING and alike:
+        if layout.pp > 1 and layout.schedule in _WAITING and alike and program.one_stack:
             stages = least_seconds(layout, self._split(layout), probe.layers, probe.head, many)
             seconds = max(seconds, stages * _EXACT)
         return self._larger(floor._replace(seconds=seconds), layout, probe.saved, many)
@@ -192,7 +193,8 @@ class Floors:
     def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[float, int]]:
         """Yield for some ranks the share of an average rank's states that they have at least, and the bytes that their layers
         have saved at once."""
-        if layout.schedule in NAMES:  # their stages are counted by the estimate alone
+        if layout.schedule in NAMES or (layout.pp > 1 and not self._model.program.one_stack):
+            # their stages are counted by the estimate alone
             return
         if layout.pp == 1:
             yield 1.0, int(together([self._model.layers], of.period).least(of))

@@ -143,8 +143,11 @@ def base_of(fixed: Mapping[str, Any], model: Model) -> Options:
                 f"{option_name(name)} {one_line(fixed[name])}: the search decides it; allowed: leave it out"
             )
     base = check_options(fixed)
+    allowed = ", ".join(ENGINES)
+    if base.engine == "colossalai":
+        why = "is not searched: grids of tensor-parallel ranks have no bounds; memcalc estimate sizes one setup of it"
+        raise InputError(f"--engine colossalai: {why}; allowed: {allowed}")
     if base.engine in _OLDER:
-        allowed = ", ".join(ENGINES)
         raise InputError(f"--engine {base.engine}: is older than what the search has bounds for; allowed: {allowed}")
     if base.global_batch_size is None:
         why = "is needed, so that the steps of all layouts are alike; as in: --global-batch-size 256"

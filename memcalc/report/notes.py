@@ -207,6 +207,13 @@ def _of_compression(report: Report) -> list[str]:
     return compression_notes(report)
 
 
+def _of_rewards(reward_model: str | None) -> str:
+    """Return a clause on what scores completions."""
+    if reward_model is None:
+        return "rewards come from functions; --reward-model counts a model in their place"
+    return f"the reward model {reward_model} is on every GPU as a whole, and scores all completions in one forward"
+
+
 def _of_rollout(report: Report) -> list[str]:
     """Return notes on the phases before a step that trains on generated text."""
     s, rollout = report.setup, report.rollout
@@ -216,8 +223,7 @@ def _of_rollout(report: Report) -> list[str]:
     out = [
         f"{s.task}: {together} completions of {s.completion_len} tokens are generated together behind prompts of "
         f"{s.seq_len - s.completion_len} tokens of one length, by transformers (use_vllm=False); before a step: {shown}",
-        f"{s.task}: rewards come from functions; a reward model beside them is not counted; time, FLOPs and communication "
-        "are those of the training step",
+        f"{s.task}: {_of_rewards(s.reward_model)}; time, FLOPs and communication are those of the training step",
     ]
     if report.peak_phase == ROLLOUT:
         out.append(f"{s.task}: the highest phase is {rollout.highest.name}, and not the training step")

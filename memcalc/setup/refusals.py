@@ -35,6 +35,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
             refuse(name, degree, f"with engine {engine} {NOT_YET}1")
     if engine == "fsdp2" and options.virtual_stages > 1 and options.pp == 1:
         refuse("virtual_stages", options.virtual_stages, "needs a pipeline (--pp 2 or more); allowed: 1")
+    if options.encoder_stages is not None:
+        check_encoder_stages(options, engine, model)
     for name in ("first_stage_layers", "last_stage_layers"):
         if getattr(options, name) is not None and (options.pp == 1 or options.virtual_stages > 1):
             refuse(name, getattr(options, name), "needs --pp 2 or more and --virtual-stages 1; allowed: leave it out")
@@ -214,6 +216,17 @@ def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches
         )
 
 
+def check_encoder_stages(options: Options, engine: str, model: Model | None) -> None:
+    """Raise InputError for a number of the encoder's stages where there are none."""
+    if engine == "fsdp2" and options.pp > 1 and model is not None and model.support.encoded_stages:
+        return
+    staged = " or ".join(supporting(lambda s: s.encoded_stages))
+    allowed = f"with --engine fsdp2, --pp 2 or more and a {staged}"
+    refuse(
+        "encoder_stages", options.encoder_stages, f"is for the stages of an encoder and a decoder; allowed: {allowed}"
+    )
+
+
 def check_pipeline(options: Options, micro_batches: int, model: Model | None) -> None:
     """Raise InputError for stages of transformers' layers that torch.distributed.pipelining refuses."""
     from memcalc.pipelining.checks import check_stages
@@ -235,8 +248,11 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
         )
     if model is not None and model.program.source:
         refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {NOT_YET}deepspeed")
-    if model is not None and not model.program.one_stack:
+    if model is not None and not model.program.one_stack and not (options.pp > 1 and model.support.encoded_stages):
         stacks = "which has more than one stack of layers"
+        if options.pp > 1 and model.support.decodes_encoded:
+            others = ", ".join(supporting(lambda s: s.encoded_stages))
+            refuse("pp", options.pp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1 (more for {others})")
         refuse("engine", "fsdp2", f"for a {model.model_type}, {stacks}, {NOT_YET}deepspeed")
     if model is not None and model.program.layers_share:
         refuse("engine", "fsdp2", f"for a {model.model_type}, whose layers share weights, {NOT_YET}deepspeed")

@@ -71,6 +71,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_tuning(options, engine, precision, model)
     check_quantized(options, engine, model)
     check_task(options, engine, model)
+    if options.reward_model is not None:
+        check_reward_model(options)
     check_modelled(options, engine, model)
     check_offload(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
@@ -190,7 +192,16 @@ def resolve(options: Options, model: Model | None) -> Setup:
         offload_activations=options.offload_activations,
         neftune_alpha=options.neftune_alpha,
         lengths=options.lengths,
+        encoder_stages=options.encoder_stages,
+        reward_model=options.reward_model,
     )
+
+
+def check_reward_model(options: Options) -> None:
+    """Raise InputError for a reward model that is not modelled. It is rare, and loads another model."""
+    from memcalc.tasks import reward_model
+
+    reward_model.check_reward_model(options)
 
 
 def data_parallel_degree(options: Options) -> int:
@@ -269,8 +280,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
             engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
         if parallel:
-            engines = "fsdp2, deepspeed" if options.zero > 1 else "megatron, deepspeed"
-            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
+            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {_split_by(options, model)}")
         engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     check_stage(options, engine, states_only=model is None)
@@ -292,6 +302,19 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     if engine == "deepspeed":
         check_optimizer_of_deepspeed(options, states_only=model is None)
     return engine
+
+
+def _split_by(options: Options, model: Model | None) -> str:
+    """Return the engines that split a model, in words."""
+    from memcalc.pipelining.schedules import NAMES  # only a refusal needs the schedules' files
+
+    if options.schedule in NAMES or (model is not None and not model.program.one_stack):
+        return "fsdp2 with --zero 2"
+    if options.schedule == "zero-bubble":
+        return "fsdp2 with --zero 2"
+    if options.schedule in ("gpipe", "interleaved"):
+        return "fsdp2" if options.zero > 1 else "megatron, fsdp2 with --zero 2"
+    return "fsdp2, deepspeed" if options.zero > 1 else "megatron, deepspeed"
 
 
 def _compression(options: Options, engine: str) -> _Compression:

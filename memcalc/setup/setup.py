@@ -156,6 +156,10 @@ class Setup(NamedTuple):
     """The lengths of the sequences of packed rows, as given; None: each row is one sequence."""
     quantize_storage: str | None = None
     """The dtype of the tensors that hold 4-bit codes (`bnb_4bit_quant_storage`); None without them."""
+    encoder_stages: int | None = None
+    """The pipeline ranks of the encoder, as given; None: its part of all layers, rounded."""
+    reward_model: str | None = None
+    """The model that scores completions, beside the policy; None: functions do."""
 
     @property
     def micro_batches(self) -> int:

@@ -67,6 +67,9 @@ def _layers(text: str, part: str, weights: list[Weight]) -> Callable[[Weight], b
         if weight.layer is not None:
             depths[_stack(weight)] = max(depths.get(_stack(weight), 0), weight.layer + 1)
     most = max(depths.values(), default=0)
+    if not most:
+        named = next((weight.name.rpartition(".")[0] for weight in weights), "module")
+        refuse("freeze", text, f"this model has no stack of numbered layers; allowed: modules by name, such as {named}")
     if not re.fullmatch(r"[0-9]{1,9}", match[2]) or not 1 <= int(match[2]) <= most:
         refuse("freeze", text, f"allowed in {match[1]}:N: a whole number from 1 to {most}, the layers")
     n = int(match[2])

@@ -56,7 +56,7 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "prepare_kbit_training": (QUANTISED, (True,)), "task": ({"precision": "bf16", "micro_batch_size": 2}, ("dpo", "kto")),
     "precompute_reference": ({"task": "dpo", "precision": "bf16"}, (True,)), "completion_len": (GRPO, (4, 20)),
     "num_generations": (GRPO, (4, 8)), "steps_per_generation": (GRPO, (2, 3)), "num_iterations": (GRPO, (1, 3)),
-    "beta": (GRPO, (0.1,)), "offload_optimizer": (ZERO, ("cpu",)),
+    "beta": (GRPO, (0.1,)), "reward_model": (GRPO, ("llama-7b",)), "offload_optimizer": (ZERO, ("cpu",)),
     "offload_params": (ZERO_3 | {"offload_optimizer": "cpu"}, ("cpu",)),
     "gpu": ({}, ("a100-80gb", "v100-32gb")), "network_gbps": (ZERO | {"gpu": "a100-80gb"}, (100.0,)),
     "gemm_efficiency": ({"gpu": "a100-80gb"}, (0.5,)), "attention_efficiency": ({"gpu": "a100-80gb"}, (0.5,)),
@@ -69,7 +69,7 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "te_workspaces": (MEGATRON, (0, 5)), "cublas_workspace_config": ({}, (":4096:8", ":0:0")),
 }  # fmt: skip
 """Option -> a setup, and the values that are tried beside it."""
-NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "tp_dims", "tp_depth", "autotp"}
+NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "tp_dims", "tp_depth", "autotp", "encoder_stages"}
 """dp follows from the others; experts and grids are another model's; the rest has one value here."""
 
 

@@ -41,7 +41,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "dora": (True,), "modules_to_save": ("lm_head",), "tp_dims": ("2", "3"), "tp_depth": (2,), "autotp": (True,),
     "zero_quantized_weights": (True,), "zero_quantized_gradients": (True,), "zero_hpz_partition_size": (1, 4),
     "comm_hook": ("fp16", "powersgd"), "powersgd_rank": (1, 4), "compression_phase": ("warmup", "compressed"),
-    "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,), "lengths": ("64:1",),
+    "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,),
+    "lengths": ("64:1",), "encoder_stages": (1,), "reward_model": ("llama-7b",),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}

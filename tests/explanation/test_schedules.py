@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memcalc
-from memcalc.explanation.schedules import _in_flight
+from memcalc.explanation.schedules import in_flight
 from memcalc.explanation.topic import sections_of
 from memcalc.explanation.topics import TOPICS
 
@@ -34,7 +34,7 @@ def test_the_micro_batches_in_flight(schedule: str, pp: int, most: float) -> Non
         seq_len=64,
         pp_rank=0,
     ).setup
-    assert _in_flight(setup) == most
+    assert in_flight(setup) == most
 
 
 def test_what_does_not_go_says_why() -> None:

@@ -35,6 +35,16 @@ def test_vllm_is_noted() -> None:
     assert any("vLLM" in note for note in found.notes)
 
 
+def test_a_reward_model_is_noted() -> None:
+    """It may be of a type that is not modelled, so a file's is named and not counted."""
+    found = read("f.yaml", PLAIN | {"reward_model_name_or_path": "org/model", "num_generations": 8})
+    assert "reward_model" not in values(found)
+    assert any(
+        "reward_model_name_or_path 'org/model': is not counted; with --reward-model" in note for note in found.notes
+    )
+    assert not any("reward_model" in note for note in read("f.yaml", PLAIN | {"num_generations": 8}).notes)
+
+
 def test_ppo_is_another_trainer() -> None:
     assert of(response_length=53, kl_coef=0.05)["task"] == "ppo"
 

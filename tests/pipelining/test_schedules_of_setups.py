@@ -89,7 +89,7 @@ def test_messages_are_those_of_the_stages_boundaries() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"schedule": "zbv", "zero": 3}, "--zero 3: with schedule zbv torch takes a stage's resharded parameters"),
+    ({"schedule": "zbv", "zero": 3}, "--schedule zbv: with --zero 3, the default of fsdp2, torch takes a stage's"),
     (
         {"schedule": "dualpipe", "recompute": "full", "global_batch_size": 64},
         "--recompute full: with schedule dualpipe",

@@ -187,7 +187,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "--schedule 1f1b: torch's Schedule1F1B needs at least 2 micro-batches (one for each stage), not 1; ",
     ),
     ({"tp": 3, "gpus": 6}, "--tp 3: llama-7b has 32 attention heads, and transformers' tensor parallelism"),
-    ({"schedule": "zero-bubble"}, "--zero 3: with schedule zero-bubble torch takes a stage's resharded parameters "),
+    (
+        {"schedule": "zero-bubble"},
+        "--schedule zero-bubble: with --zero 3, the default of fsdp2, torch takes a stage's ",
+    ),
     (
         {"schedule": "zero-bubble", "zero": 2, "recompute": "full"},
         "--recompute full: with schedule zero-bubble torch recomputes a layer for its input and again for each weight, ",

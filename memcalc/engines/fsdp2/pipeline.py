@@ -7,7 +7,7 @@ axes: dp, and cp if ranks share sequences.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from memcalc.core.dims import Dim, workload_size
 from memcalc.core.dtypes import fp32, int64
@@ -21,17 +21,19 @@ from memcalc.engines.fsdp2.step import COPY_IN, Sharding
 from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.families.base.stack import common_pattern
 from memcalc.inputs.model import Model
+from memcalc.pipelining.encoded import ENCODED, EncodedStage, encoded_spans
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
-from memcalc.pipelining.programs import RankProgram, Stage, spans
+from memcalc.pipelining.programs import HIDDEN_STATES, RankProgram, Stage, spans
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
 from memcalc.pipelining.stashing import with_versions
 from memcalc.tape.profile import Choices, Moment, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from memcalc.core.dims import Shape
+    from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.layout.context_parallel import ContextParallel
     from memcalc.setup.setup import Setup
@@ -58,6 +60,12 @@ class StagedRank(NamedTuple):
 def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
     """Return all pipeline ranks, first to last."""
     whole: Any = model.program
+    if not whole.one_stack:
+        of_ranks = encoded_spans(whole, setup.pp, setup.encoder_stages)
+        return [
+            StagedRank(rank, Model(model.name, model.model_type, RankProgram(whole, own)))
+            for rank, own in enumerate(of_ranks)
+        ]
     ends, placement = (setup.first_stage_layers, setup.last_stage_layers), placement_of(setup.schedule)
     of_ranks = spans(whole.layers, setup.pp, setup.virtual_stages, *ends, placement)
     return [
@@ -134,7 +142,11 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     of_chunk = Dim("micro-batches", _held_micro_batches(setup, rank.number))
     if positions is not None:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
-    if first or last:
+    if not rank.program.one_stack:
+        batch = (of_chunk, _BATCH, whole)
+        names = [name for stage in stages if isinstance(stage, EncodedStage) for name in stage.batch]
+        rows += [Row("buffers", name, batch, int64, life="the step's batch", source="the caller") for name in names]
+    elif first or last:
         labels = "labels" if shared is None else "shift_labels"
         name = "input_ids (also the labels)" if first and last else "input_ids" if first else labels
         halves = first and last and placement_of(setup.schedule) == "both ways"
@@ -143,11 +155,14 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         micro = Dim("micro-batches", of_chunk.size * (2 if halves else 1))
         rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
     if last:
-        rows.append(Row("buffers", "losses", (of_chunk,), fp32, life="until the next step's", source="the caller"))
+        of_losses, life = _loss_dtype(setup, rank), "until the next step's"
+        rows.append(Row("buffers", "losses", (of_chunk,), of_losses, life=life, source="the caller"))
     hidden = (of_chunk, *hidden_states(rank))
     for what, received, stays in (
-        ("received hidden states", sum(not stage.span.first for stage in stages), leads_to_itself(setup, rank.number)),
+        ("received hidden states", handed(stages, "receives", HIDDEN_STATES), leads_to_itself(setup, rank.number)),
         ("received gradients", outputs_with_gradient(setup, rank), gradient_stays(setup, rank)),
+        ("received encoder output", handed(stages, "receives", ENCODED), False),
+        ("received gradients of the encoder output", handed(stages, "sends", ENCODED), False),
     ):
         copies = received - stays
         if stays:  # those of the micro-batches that are run are in the run
@@ -166,6 +181,13 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         dtype = buffer.dtype or sharded_dtype(setup)
         rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
     return rows
+
+
+def _loss_dtype(setup: Setup, rank: StagedRank) -> DType:
+    last = rank.program.stages[-1]
+    if isinstance(last, EncodedStage):
+        return last.whole_model.loss_in(setup.compute_dtype, sharded_dtype(setup))
+    return fp32
 
 
 def _held_micro_batches(setup: Setup, rank: int) -> int:
@@ -190,9 +212,14 @@ def gradient_stays(setup: Setup, rank: StagedRank) -> bool:
 
 
 def outputs_with_gradient(setup: Setup, rank: StagedRank) -> int:
-    """Return the number of the rank's stages that get the gradient of their output from another stage."""
+    """Return the number of the rank's stages that get the gradient of their hidden states from another stage."""
     asks = setup.input_require_grads
-    return sum(not stage.span.last and stage.backward_from(asks=asks) is not None for stage in rank.program.stages)
+    return handed((s for s in rank.program.stages if s.backward_from(asks=asks) is not None), "sends", HIDDEN_STATES)
+
+
+def handed(stages: Iterable[Stage], way: Literal["receives", "sends"], name: str) -> int:
+    """Return the number of tensors of a name that stages receive or send for a micro-batch."""
+    return sum(getattr(stage, way).count(name) for stage in stages)
 
 
 def _shared(rank: StagedRank) -> ContextParallel | None:
@@ -249,11 +276,13 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
             run.positions = shared.cut_positions(run.positions, whole)
         tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
         hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
-        paper.append(PaperStage(stage, run, hooks, tokens, hidden, asks=choices.input_require_grads))
+        paper.append(_on_paper(stage, run, hooks, tokens, hidden, asks=choices.input_require_grads))
     for stage in paper:
         if stage.last and _left_out(setup, rank):
             shape = (Dim("micro-batches", _left_out(setup, rank)),)
-            stage.losses_left_out = new_tensor(memory, shape, fp32, "losses so far", component="gathered")
+            stage.losses_left_out = new_tensor(
+                memory, shape, _loss_dtype(setup, rank), "losses so far", component="gathered"
+            )
     if leads_to_itself(setup, rank.number):
         paper[0].lead_to(paper[1], of_each_chunk(setup.schedule, paper_micro_batches(setup, rank.number)))
     _held = _by_the_context(setup, rank, memory, size.batch, whole)
@@ -279,6 +308,14 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         pads_queries=memory.pads_queries,
         streamed=tuple(memory.streamed),
     )
+
+
+def _on_paper(stage: Any, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor, *, asks: bool) -> PaperStage:
+    if isinstance(stage, EncodedStage):
+        from memcalc.engines.fsdp2.encoded_stage import EncodedPaperStage
+
+        return EncodedPaperStage(stage, run, hooks, tokens, hidden)
+    return PaperStage(stage, run, hooks, tokens, hidden, asks=asks)
 
 
 def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:

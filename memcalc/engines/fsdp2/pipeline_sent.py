@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.dims import evaluate, formula, numel
 from memcalc.engines.base.clipping import norm_over_stages, norms
@@ -15,6 +15,7 @@ from memcalc.engines.fsdp2.pipeline import (
     STAGE,
     actions_of,
     gradient_stays,
+    handed,
     hidden_states,
     leads_to_itself,
     paper_micro_batches,
@@ -22,8 +23,10 @@ from memcalc.engines.fsdp2.pipeline import (
 from memcalc.engines.fsdp2.sizes import padded_elements
 from memcalc.layout.collectives import Collective, Kind, Overlap
 from memcalc.layout.layer_kinds import LayerKind, Shares, in_named_dims
+from memcalc.pipelining.encoded import COPIES, ENCODED, EncodedStage, encoded_spans
 from memcalc.pipelining.frozen_units import Part, gathers_of_frozen
 from memcalc.pipelining.orders import WANTED, Wanted, gathers
+from memcalc.pipelining.programs import HIDDEN_STATES
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, updates_of
 from memcalc.setup.setup import DTYPES
 
@@ -53,7 +56,7 @@ def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collec
     split = of_stages(made, setup, paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
     dtype = sharded_dtype(setup)
     clipping = [*norms(rank.model, setup, dtype), *norm_over_stages(setup, dtype)]
-    return [*_sends(setup, rank), *split, *_of_units(setup, rank), *clipping]
+    return [*_sends(setup, rank), *split, *_of_units(setup, rank), *_of_copies(setup, rank), *clipping]
 
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
@@ -63,11 +66,17 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     unit = f"{formula(shape)}·{dtype.itemsize} B"
     out: list[Collective] = []
     asks = setup.input_require_grads
-    outputs = sum(not stage.span.last for stage in stages) - leads_to_itself(setup, rank.number)
-    gradients = sum(stage.input_wants_gradient(asks=asks) for stage in stages) - gradient_stays(setup, rank)
+    outputs = handed(stages, "sends", HIDDEN_STATES) - leads_to_itself(setup, rank.number)
+    inputs = [stage for stage in stages if stage.input_wants_gradient(asks=asks)]
     ways: tuple[tuple[str, Overlap, int], ...] = (
         ("hidden states to the next stage", "forward", outputs),
-        ("gradient to the stage before", "backward", gradients),
+        (
+            "gradient to the stage before",
+            "backward",
+            handed(inputs, "receives", HIDDEN_STATES) - gradient_stays(setup, rank),
+        ),
+        ("encoder output to the next stage", "forward", handed(stages, "sends", ENCODED)),
+        ("gradient of the encoder output to the stage before", "backward", handed(stages, "receives", ENCODED)),
     )
     for what, phase, each_micro_batch in ways:
         calls = of_each_chunk(setup.schedule, setup.micro_batches) * each_micro_batch
@@ -114,6 +123,23 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
         for wanted in WANTED:
             out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
         out += _reduced(setup, unit._replace(elements=_elements(trained, setup)), 0)
+    return out
+
+
+def _of_copies(setup: Setup, rank: StagedRank) -> list[Collective]:
+    """Return the sums of gradients over the stages that have a copy of the weight: of an encoder and a decoder."""
+    if rank.program.one_stack:
+        return []
+    own: Any = rank.program.stages[0]
+    of_ranks = encoded_spans(own.whole_model, setup.pp, setup.encoder_stages)
+    stages = [EncodedStage(own.whole_model, spans[0]) for spans in of_ranks]
+    dtype = sharded_dtype(setup)
+    out: list[Collective] = []
+    for weight, ranks in own.copies(stages):
+        each = padded_elements(weight.shape, setup.shards) // setup.shards * dtype.itemsize
+        name, shard = f"gradients of copies of {weight.name}", "shard" if setup.shards > 1 else "weight"
+        in_words = f"1·{shard}·{dtype.itemsize} B = 1·{each} B"
+        out.append(Collective("pp", "all_reduce", name, "step", dtype.name, ranks, 1, each, in_words, source=COPIES))
     return out
 
 

@@ -84,7 +84,7 @@ class PaperStage:
     def lead_on(self, i: int, output: Tensor) -> None:
         """Hand an output to the next stage if it is on this rank (set_local_fwd_input)."""
         if self.following is not None:
-            self.following.local_inputs[i] = _detached(output)
+            self.following.local_inputs[i] = detached(output)
 
     def lead_back(self, stage: PaperStage, i: int) -> None:
         """Hand the gradient of an input back to `stage`, which made it (set_local_bwd_input)."""
@@ -128,12 +128,12 @@ class PaperStage:
             return
         if self.last:
             backward(self.losses[i], self.hooks.after_backward)
-            self.losses[i] = _detached(self.losses[i])
-            stage_output = _detached(stage_output)
+            self.losses[i] = detached(self.losses[i])
+            stage_output = detached(stage_output)
         else:
             backward(stage_output, self.hooks.after_backward, self._gradient(i))
         self.memory.enter("backward", None)
-        self.bwd_cache[i] = _taken(given)
+        self.bwd_cache[i] = taken(given)
 
     def backward_input_one_chunk(self, i: int) -> None:
         """Run backward_one_chunk(full_backward=False). The input keeps its gradient until the next step begins."""
@@ -152,7 +152,7 @@ class PaperStage:
             leaves = [weight.node for weight in self.run.weights.values() if isinstance(weight.node, Leaf)]
             own, groups = stage_backward_input(root, gradient, given.node, leaves, self.hooks.after_backward)
             given.node.grad = self.bwd_cache[i] = own
-            stage_output = _detached(root)
+            stage_output = detached(root)
             if self.last:
                 self.losses[i] = stage_output
             del root
@@ -172,7 +172,7 @@ class PaperStage:
         self.memory.enter("backward", None)
 
     def fwd_sends(self, i: int) -> list[Tensor]:
-        return [] if self.last else [_detached(self.fwd_cache[i][0])]
+        return [] if self.last else [detached(self.fwd_cache[i][0])]
 
     def bwd_sends(self, i: int) -> list[Tensor]:
         if self.first:
@@ -201,11 +201,11 @@ class PaperStage:
         del self.memory.sent[before:]
 
 
-def _detached(tensor: Tensor) -> Tensor:
+def detached(tensor: Tensor) -> Tensor:
     return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
 
 
-def _taken(given: Tensor) -> Tensor | None:
+def taken(given: Tensor) -> Tensor | None:
     """Return the gradient of a stage's input, and release it from the input."""
     if not isinstance(given.node, Constant):
         return None

@@ -92,6 +92,14 @@ class StageStep(Step):
             return given
         return self._before_backward_ends(self.root, (given,))[0]
 
+    def before_stage_of_several(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Run the root's hooks around a stage's several inputs."""
+        self.last = None
+        self.before_forward()
+        if not self.root.leaves:
+            return given
+        return tuple(self._before_backward_ends(self.root, given))
+
     def after_backward(self) -> None:
         for unit in self.waiting:
             if unit not in self.reduced:

@@ -86,10 +86,25 @@ TOPIC: Final = Topic(
             "而且解码器阶段还有输出层和损失。要让各阶段均衡，每张 GPU 上的解码器层应少于编码器层。",
         ),
         Words(
-            "Every decoder layer reads the encoder's output, so a stage of the decoder receives it too. memcalc refuses --pp "
-            "for these models; the numbers here are of one GPU that has both stacks.",
-            "每个解码器层都要读取编码器输出，因此解码器阶段也要接收它。memcalc 对这类模型拒绝 --pp；"
-            "这里的数字来自同时含两个堆栈的单卡。",
+            "Every decoder layer reads the encoder's output, and a stage sends to the next stage alone. So the output travels "
+            "through all stages of the decoder: each of them receives two tensors of a micro-batch and sends two, and two "
+            "gradients come back, 2·b·s·h elements where the encoder's stages send b·s·h. Each stage adds to the gradient of "
+            "the output what its own layers give, and only the encoder's last stage has all of it.",
+            "每个解码器层都要读取编码器输出，而一个阶段只向下一个阶段发送。因此编码器输出要穿过所有解码器阶段："
+            "每个解码器阶段对每个微批次接收两个张量、发送两个张量，返回的梯度也是两个；编码器阶段发送 b·s·h 个元素，"
+            "解码器阶段则发送 2·b·s·h 个。每个阶段把自己各层的贡献累加到编码器输出的梯度上，"
+            "只有编码器的最后一个阶段得到完整的梯度。",
+        ),
+        Words(
+            "The table of tokens is used at three places: before the encoder, before the decoder, and as the head. Each of "
+            "these stages has a copy with states of its own, and an all-reduce sums the gradients of the copies in every "
+            "step. `memcalc estimate -m t5-large --gpus 8 --pp 4 --zero 2 --global-batch-size 32 --all-ranks` shows the "
+            "stages side by side, and --encoder-stages moves the cut between the stacks. The numbers here are of one GPU "
+            "that has both stacks.",
+            "词嵌入表用在三处：编码器之前、解码器之前，以及输出层。这些阶段各有一份副本和自己的优化器状态，"
+            "每一步都用 all-reduce 对各副本的梯度求和。"
+            "`memcalc estimate -m t5-large --gpus 8 --pp 4 --zero 2 --global-batch-size 32 --all-ranks` 并列显示各个阶段，"
+            "--encoder-stages 可移动两个堆栈之间的切分点。这里的数字来自同时含两个堆栈的单卡。",
         ),
     ),
     cases=(

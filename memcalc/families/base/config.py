@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 from memcalc.errors import quoted
 
@@ -232,9 +244,23 @@ def _check_head_dim(made: FamilyConfig, config: Mapping[str, Any]) -> None:
 def first_problem(error: ValidationError) -> str:
     """Return the first problem of a validation as "field `x` is v; should be ..."."""
     problem = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in problem["loc"])
+    loc = [str(part) for part in problem["loc"]]
+    said = problem["msg"].replace("Input should", "it should")
+    if "constrained-int" in loc:  # a number or a list of numbers: pydantic names the one that it tried first
+        loc = loc[: loc.index("constrained-int")]
+        said = f"{_PLAIN.get(problem['type'], said)}, or a list of such numbers"
+        bounds: dict[str, Any] = problem.get("ctx", {})
+        said = said.format(bounds.get("ge"))
+    field = ".".join(loc)
     given = "missing" if problem["type"] == "missing" else quoted(problem["input"])
-    return f"field `{field}` is {given}; {problem['msg'].replace('Input should', 'it should')}"
+    return f"field `{field}` is {given}; {said}"
+
+
+_PLAIN: Final = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "it should be a whole number"),
+    "greater_than_equal": "it should be a whole number from {} up",
+}
+"""Messages about numbers, in plain words."""
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -12,7 +12,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.program import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from memcalc.families.base.module import Module, Run
 
@@ -27,6 +27,20 @@ class Decoder(NamedTuple):
     """The tokens that the encoder hands on; None: as many as it is given."""
     prompted: bool = False
     """True if the prompt is the decoder's; False if it is the encoder's, and the decoder begins with one token."""
+
+
+class Ends(NamedTuple):
+    """The methods and weights that only the first or the last stage of a stack has."""
+
+    first: tuple[str, ...]
+    """The methods that the first stage of a stack runs."""
+    last: tuple[str, ...]
+    """The methods that the last stage of a stack runs."""
+    weights_of_first: Mapping[str, Sequence[str]]
+    """The weights of the first stage of each stack, in the order of its module's."""
+    weights_of_last: Mapping[str, Sequence[str]]
+    copied: str | None = None
+    """The weight of a stack's first layer of which each stage's first layer has a copy."""
 
 
 class EncoderDecoder(Program):
@@ -54,6 +68,15 @@ class EncoderDecoder(Program):
 
     def decode(self, run: Run, ids: Tensor, encoded: Tensor) -> Tensor:
         """Return the logits of the decoder's tokens, given the encoder's output."""
+        raise NotImplementedError
+
+    @property
+    def ends(self) -> Ends:
+        """Return the methods and weights that only the first or the last stage of a stack has."""
+        raise NotImplementedError
+
+    def decoder_layers_of(self, run: Run, given: Tensor, encoded: Tensor) -> Tensor:
+        """Return the decoder's hidden states, without logits."""
         raise NotImplementedError
 
     def pattern(self) -> tuple[int, int] | None:

@@ -99,6 +99,9 @@ class Support:
     """transformers' auto class of a type that is not trained as a language model of one stack."""
     decodes_encoded: bool = False
     """True if the model has an encoder, and a decoder that attends to the encoder's output."""
+    encoded_stages: bool = False
+    """True if the stages of the encoder and of the decoder under torch.distributed.pipelining are tested against real
+    ones."""
     batch: Literal["tokens", "images", "speech"] = "tokens"
     """The kind of data that the model is trained on."""
     layers_keep_states: bool = False

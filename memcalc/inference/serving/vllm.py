@@ -34,6 +34,8 @@ BLOCK: Final = 16
 LATENT_BLOCK: Final = 64
 """The tokens of a block of latents, for which FlashMLA has kernels."""
 _HYBRID_LATENT_BLOCK: Final = 128
+_AMPERE: Final = 8
+"""The major compute capability from which on GPUs compute in bf16."""
 _BATCHES: Final = 2
 """The batches that are under way at once with asynchronous scheduling, the default."""
 _NOT_SERVED: Final = frozenset({"bart", "ctrl", "minimax", "openai-gpt", "recurrent_gemma", "resnet", "rwkv", "t5"})
@@ -132,6 +134,14 @@ def workload(model: Model, length: int, batch: Batching, encoder: int = 0) -> Wo
     attention_free = model.model_type in ("mamba", "mamba2", "falcon_mamba")
     states = 1 if attention_free else 3 if model.model_type in _MAMBA2 else 2
     return Workload(length, _BATCHES * min(batch.tokens, batch.sequences * length), states, encoder)
+
+
+def check_computes_bf16(gpu: GPU) -> None:
+    """Raise InputError for a GPU that vLLM does not run in bf16 (`check_if_supports_dtype`)."""
+    major = gpu.compute_capability.partition(".")[0]
+    if major.isdigit() and int(major) < _AMPERE:
+        why = f"vLLM computes in bf16 from compute capability 8.0 up, and {gpu.name} has {gpu.compute_capability}"
+        raise InputError(f"--dtype bf16: {why}; allowed: fp16, fp32")
 
 
 def rotary_rows(model: Model, dtype: DType) -> tuple[Row, ...]:

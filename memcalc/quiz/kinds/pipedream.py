@@ -1,0 +1,25 @@
+"""PipeDream: the bytes of older versions of the weights."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memcalc.explanation.topics.pipedream import OLDER, TOPIC
+from memcalc.explanation.words import Words
+from memcalc.quiz.numbers import SMALL_LLAMAS, Draw, Setup
+from memcalc.quiz.of_cases import by_rule, exactly
+
+_ASKS: Final = Words(
+    "how many bytes do the older versions of the weights take on the first stage under PipeDream, in 16 bits, besides the "
+    "newest version? Every stage has one GPU.",
+    "使用 PipeDream，第一个阶段除最新版本外的旧版本权重（16 位）占多少字节？每个阶段一张 GPU。",
+)
+
+
+def stages(draw: Draw) -> Setup:
+    """Return a model over some stages of one GPU each."""
+    pp = draw.one_of((2, 4, 8))
+    return Setup(model=draw.one_of(SMALL_LLAMAS), options={"gpus": pp, "pp": pp, "global_batch_size": 2 * pp})
+
+
+KINDS: Final = (by_rule(TOPIC, OLDER, _ASKS, stages), exactly(TOPIC, OLDER, _ASKS, stages))
