@@ -26,6 +26,7 @@ from memcalc.engines.deepspeed.order import order_of
 from memcalc.engines.deepspeed.sub_groups import persistent, sub_groups_of
 from memcalc.engines.deepspeed.zero3_leaves import leaf_modules
 from memcalc.engines.deepspeed.zero3_linear import zero3_linear
+from memcalc.engines.deepspeed.zero3_scales import scales_of
 from memcalc.engines.deepspeed.zero3_step import Untraced, ZeRO3, alike_ranks
 from memcalc.engines.deepspeed.zero_layout import (
     COORDINATOR,
@@ -309,7 +310,7 @@ def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
 
 def _stage_3(model: Model, setup: Setup) -> Holdings:
     dtype, ranks = setup.compute_dtype, setup.shards
-    always = _shards(model, setup, "parameters")
+    always = [*_shards(model, setup, "parameters"), *scales_of(model)]
     gradients = _shards(model, setup, "gradients")
     partition = sum(numel(row.shape)[0] * row.copies for row in gradients)
     size = setup.reduce_bucket_size
@@ -339,8 +340,9 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     shares_show = experts or sent is not dtype or setup.recompute == "op"
     alike = ranks if shares_show else alike_ranks(sizes_of(model), ranks)
     expert_ranks = groups[-1].ranks if experts else 1
-    codes = setup.quantize_storage is not None
-    over = ZeRO3(alike, dtype, thresholds, size, sent, experts, expert_ranks, frozen(model), codes)
+    over = ZeRO3(
+        alike, dtype, thresholds, size, sent, experts, expert_ranks, frozen(model), bool(setup.quantize_storage)
+    )
     hooked = held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)))
     if setup.offloads or setup.is_zero_plus_plus:
         from memcalc.engines.deepspeed import extended
@@ -359,21 +361,11 @@ def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradie
         for w in model.weight_classes
     }
     copies = model.copies if component == "parameters" else model.trainable
-    rows = [
+    return [
         Row(component, w.name, shape, setup.compute_dtype, copies(w), basis="modelled", source=STAGE_3)
         for w, shape in shapes.items()
         if copies(w)
     ]
-    return rows if component == "gradients" else [*rows, *_scales(model)]
-
-
-def _scales(model: Model) -> Iterator[Row]:
-    """Yield the rows of what holds quantised weights beside their codes. It is no parameter, and whole on every rank."""
-    for w in model.weight_classes:
-        if w.packing is not None:
-            for one in w.packing.stored(w.shape)[1:]:
-                name, source = f"{w.name}.{one.name}", w.packing.source
-                yield Row("parameters", name, one.shape, one.dtype, model.copies(w), "always", "exact", source)
 
 
 def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[list[Row]]:
