@@ -96,6 +96,23 @@ AutoTp = Annotated[
         "--autotp",
     ),
 ]
+StageLayers = Annotated[
+    str | None,
+    option(
+        "Megatron: the layers of each stage with commas, in the model's order, such as 3,2,2,1. (default: equal stages)",
+        KNOBS,
+        "--stage-layers",
+    ),
+]
+MicrobatchGroupSize = Annotated[
+    int | None,
+    option(
+        "Megatron's interleaved schedule: the micro-batches that go through one chunk before the next chunk's turn. (default: "
+        "the pipeline's ranks)",
+        KNOBS,
+        "--microbatch-group-size",
+    ),
+]
 CommHook = Annotated[
     str | None,
     option(

@@ -90,6 +90,8 @@ def _setup(
     sync_each_micro_batch: o.SyncEachMicroBatch = None,
     cublas_workspace_config: k.CublasWorkspaceConfig = None,
     te_workspaces: k.TeWorkspaces = None,
+    stage_layers: k.StageLayers = None,
+    microbatch_group_size: k.MicrobatchGroupSize = None,
     tp_dims: k.TpDims = None,
     tp_depth: k.TpDepth = None,
     autotp: k.AutoTp = False,

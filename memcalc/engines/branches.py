@@ -53,12 +53,13 @@ def branches_of(model: Model, setup: Setup) -> Branches:
 def _states(setup: Setup, micro_batches: int) -> Hashable:
     """Return the states of Megatron's ranks."""
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    return tuple(_states_of(setup.schedule, rank, setup.pp, micro_batches, chunks) for rank in range(setup.pp))
+    group = setup.microbatch_group_size
+    return tuple(_states_of(setup.schedule, rank, setup.pp, micro_batches, chunks, group) for rank in range(setup.pp))
 
 
 @lru_cache(maxsize=4096)
-def _states_of(schedule: str, rank: int, stages: int, micro_batches: int, chunks: int) -> Hashable:
-    return frozenset(states(schedule, rank, stages, micro_batches, chunks))
+def _states_of(schedule: str, rank: int, stages: int, micro_batches: int, chunks: int, group: int | None) -> Hashable:
+    return frozenset(states(schedule, rank, stages, micro_batches, chunks, group))
 
 
 def _enough(setup: Setup, micro_batches: int) -> Hashable:

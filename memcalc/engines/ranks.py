@@ -191,8 +191,9 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
             make = partial(_of_chunk, model, chunk, choices, setup)
             profiles.append(_made(model, key, setup.tokens_per_part, make))
         holdings = megatron.holdings_of(setup, stage)
-        played = turns_to_play(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
-        order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
+        steps = setup.pp, setup.micro_batches, len(stage.chunks), setup.microbatch_group_size
+        played = turns_to_play(setup.schedule, stage.rank, *steps)
+        order = states(setup.schedule, stage.rank, *steps)
         sends = partial(collectives_of, stage=stage, profiles=profiles)
         rank = Rank(
             stage.rank, holdings, _sums(holdings), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
@@ -324,8 +325,8 @@ class _HoldingsAndSums(NamedTuple):
 
 _NOT_HELD: Final = frozenset({
     "gpus", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
-    "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "gpu",
-    "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
+    "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "stage_layers",
+    "microbatch_group_size", "gpu", "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
 })  # fmt: skip
 """The fields of a setup that decide nothing of what a rank holds, or only through what else is in the key."""
 _HELD: Final = itemgetter(*(i for i, name in enumerate(Setup._fields) if name not in _NOT_HELD))

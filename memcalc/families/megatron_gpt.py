@@ -66,6 +66,8 @@ class MegatronGPTConfig(FamilyConfig):
     qk_head_dim: Count | None = None
     qk_pos_emb_head_dim: Count | None = None
     v_head_dim: Count | None = None
+    mtp_num_layers: Count | None = None
+    """The layers of multi-token prediction; None: there are none."""
 
     @property
     def tie_word_embeddings(self) -> bool:
@@ -147,6 +149,7 @@ def _architecture(config: Any) -> Architecture:
         attention_dropout=c.attention_dropout,
         experts=_experts(c),
         latent=_latent(c),
+        mtp=c.mtp_num_layers or 0,
     )
 
 
@@ -228,8 +231,19 @@ class MegatronGPT(Program):
             yield Weight("embedding.position_embeddings.weight", table, "embedding")
         yield from self.stack("decoder.layers")
         yield from self.norm_weights("decoder.final_layernorm", self.hidden)
+        for i in range(self.a.mtp):
+            yield from self.prediction_weights(f"mtp.layers.{i}")
         if not self.a.tied:
             yield Weight("output_layer.weight", (self.vocab, self.hidden), "head")
+
+    def prediction_weights(self, path: str) -> Iterator[Weight]:
+        """Yield the weights of a layer of multi-token prediction, which is as the decoder's last layer."""
+        yield from self.norm_weights(f"{path}.enorm", self.hidden)
+        yield from self.norm_weights(f"{path}.hnorm", self.hidden)
+        yield Weight(f"{path}.eh_proj.weight", (self.hidden, Dim("2·hidden", 2 * self.hidden.size)), "mlp")
+        for weight in self.layer_weights(self.layers - 1):
+            yield weight._replace(name=f"{path}.transformer_layer.{weight.name}")
+        yield from self.norm_weights(f"{path}.final_layernorm", self.hidden)
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.norm_weights("input_layernorm", self.hidden)

@@ -220,6 +220,9 @@ def _own(a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropou
     }
     if kind.activation == "squared_relu":
         config["squared_relu"] = True
+    predictions = a.whole("--mtp-num-layers", 0, 1000)
+    if predictions:
+        config["mtp_num_layers"] = predictions
     if shape.positions is not None:
         config["max_position_embeddings"] = shape.positions
     if experts is not None:

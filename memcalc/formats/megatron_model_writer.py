@@ -83,6 +83,7 @@ def _ends(a: Architecture, setup: Setup, model: Model) -> Flags:
         "--tokenizer-type": "NullTokenizer",
         "--vocab-size": _tokens(a.vocab, _ROWS * setup.tp),
         "--untie-embeddings-and-output-weights": not a.tied or None,
+        "--mtp-num-layers": a.mtp or None,
     }
 
 

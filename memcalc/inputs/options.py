@@ -109,6 +109,8 @@ class Options(NamedTuple):
     offload_activations: str = "none"
     neftune_alpha: float | None = None
     lengths: str | None = None
+    stage_layers: str | None = None
+    microbatch_group_size: int | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -172,6 +174,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
         (0, 10**15),
     ),
     "zero_hpz_partition_size": _DEGREE,
+    "microbatch_group_size": (1, 10**6),
     "pp_rank": (0, 10**6),
     "servers": (1, 10**6),
     "lora_rank": (0, 10**6),
@@ -191,6 +194,7 @@ TEXTS: Final[dict[str, str]] = {
     "modules_to_save": "names of modules with commas, such as lm_head,embed_tokens",
     "lengths": "lengths with shares, such as 512:0.6,2048:0.4, or a file with one length a line",
     "liger": "parts of Liger-Kernel with commas or +, such as rope,rms_norm",
+    "stage_layers": "the layers of each stage with commas, such as 3,2,2,1",
     "lora_targets": "default, all-linear, or names of linear layers with commas, such as q_proj,v_proj",
 }
 """The options that take words of their own, with what they allow."""

@@ -37,7 +37,8 @@ def check_step(options: Options, micro_batches: int) -> None:
         why = f"does not go with schedule {options.schedule}"
         allowed = "2 or more with schedule interleaved, 1 with the others"
         refuse("virtual_stages", options.virtual_stages, f"{why}; allowed: {allowed}")
-    if options.schedule == "interleaved" and micro_batches % options.pp:
+    grouped = options.microbatch_group_size not in (None, options.pp)
+    if options.schedule == "interleaved" and not grouped and micro_batches % options.pp:
         why = f"interleaved needs a multiple of pp {options.pp} micro-batches per step, not {micro_batches}"
         refuse("schedule", "interleaved", f"{why}; allowed: another --global-batch-size")
 
@@ -128,6 +129,9 @@ def _check_tensor_parallel(options: Options, name: str, a: Architecture) -> None
         if size % options.tp:
             why = f"{name} has {size} {what}, and Megatron's tensor parallelism needs equal parts"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+    if a.mtp and a.hidden % options.tp:
+        why = f"{name}'s layers of multi-token prediction project to {a.hidden} dims"
+        refuse("tp", options.tp, f"{why}; allowed: a divisor of {a.hidden}")
     if a.kv_heads % options.tp and options.tp % a.kv_heads:
         why = f"{name} has {a.kv_heads} key/value heads"
         refuse("tp", options.tp, f"{why}; allowed: a divisor or a multiple of {a.kv_heads}")
@@ -174,8 +178,9 @@ def _check_expert_instances(options: Options, ranks: int, expert_ranks: int) -> 
 
 def _check_stages(options: Options, name: str, a: Architecture) -> None:
     stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers
+    written = options.stage_layers
     try:
-        counts = layers_of_chunks(a.layers, stages, first, last)
+        counts = layers_of_chunks(a.layers, stages, first, last, written)
     except ValueError:
         if first is not None or last is not None:
             _refuse_given_stages(options, name, a.layers)
@@ -184,6 +189,8 @@ def _check_stages(options: Options, name: str, a: Architecture) -> None:
         other = "" if options.virtual_stages > 1 else ", or --first-stage-layers, --last-stage-layers"
         allowed = f"a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}{other}"
         refuse("pp", f"{options.pp}{product}", f"{why}; allowed: {allowed}")
+    if sum(counts) != a.layers:
+        refuse("stage_layers", written, f"has {sum(counts)} layers, and {name} {a.layers}; allowed: {a.layers} in all")
     fewest = min(filter(None, counts))
     if options.recompute_layers is not None and options.recompute_layers > fewest:
         what = "chunk" if options.virtual_stages > 1 else "stage"

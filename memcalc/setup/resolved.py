@@ -46,6 +46,7 @@ from memcalc.setup.refusals import (
 )
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
+from memcalc.setup.stage_checks import check_stages, microbatch_group_size_of, stage_layers_of
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
 from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
@@ -94,6 +95,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     if engine == "colossalai":
         check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
+    check_stages(options, engine, global_batch_size // (dp * options.micro_batch_size))
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     elif engine == "fsdp2" and options.pp > 1:
@@ -181,6 +183,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         offload_activations=options.offload_activations,
         neftune_alpha=options.neftune_alpha,
         lengths=options.lengths,
+        stage_layers=stage_layers_of(options),
+        microbatch_group_size=microbatch_group_size_of(options),
     )
 
 

@@ -154,6 +154,11 @@ class Setup(NamedTuple):
     """The magnitude of the noise that is added to the embeddings (`neftune_noise_alpha`); None: no noise."""
     lengths: str | None = None
     """The lengths of the sequences of packed rows, as given; None: each row is one sequence."""
+    stage_layers: str | None = None
+    """The layers of each stage with commas, in the model's order; None: the stages are equal but for the first and the last."""
+    microbatch_group_size: int | None = None
+    """The micro-batches that go through one chunk before the next chunk's turn, with Megatron's interleaved schedule; None:
+    as many as ranks."""
 
     @property
     def micro_batches(self) -> int:

@@ -64,6 +64,10 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "first_stage_layers": (MEGATRON | {"pp": 2}, (2,)), "last_stage_layers": (MEGATRON | {"pp": 2}, (2,)),
     "gradient_accumulation_fusion": (MEGATRON, (True, False)), "attention_mask_in_dataloader": (MEGATRON, (True, False)),
     "packing": ({"precision": "bf16"}, (True,)), "offload_activations": ({}, ("cpu",)), "neftune_alpha": ({}, (5.0,)),
+    "stage_layers": (MEGATRON | {"pp": 2}, ("2,4",)),
+    "microbatch_group_size": (
+        MEGATRON | {"pp": 2, "schedule": "interleaved", "virtual_stages": 3, "global_batch_size": 24}, (3,),
+    ),
     "lengths": ({"precision": "bf16", "packing": True}, ("8:1,16:1",)),
     "te_workspaces": (MEGATRON, (0, 5)), "cublas_workspace_config": ({}, (":4096:8", ":0:0")),
 }  # fmt: skip

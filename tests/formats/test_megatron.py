@@ -267,7 +267,7 @@ def test_what_changes_nothing_has_no_note(more: str) -> None:
         ("--num-layers-per-virtual-pipeline-stage 1 --num-virtual-stages-per-pipeline-rank 2", "-rank '2'"),
         ("--pipeline-model-parallel-layout Ettm|tL --pipeline-model-parallel-size 2", "--pipeline-model-parallel-layout"),
         ("--pipeline-model-parallel-layout Et|tL --pipeline-model-parallel-size 2", "it has 2 layers"),
-        ("--pipeline-model-parallel-layout Et*5|t|t|tL --pipeline-model-parallel-size 2", "are not modelled"),
+        ("--pipeline-model-parallel-layout Et*4|t|tm|t*2L --pipeline-model-parallel-size 2", "it has 1 m, and --mtp-num-layers is 0"),
         ("--pipeline-model-parallel-layout ((t --pipeline-model-parallel-size 2", "--pipeline-model-parallel-layout"),
         ("--pipeline-model-parallel-layout (t|)*999999 --pipeline-model-parallel-size 2", "--pipeline-model-parallel-layout"),
     ],

@@ -216,10 +216,13 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
             )
         )
     layout = stage.chunks[0].layout, stage.chunks[-1].layout
-    if setup.pp > 1 and stage.chunks[0].a.tied and (layout[0].first or layout[1].last):
-        a = stage.chunks[0].a
+    a = stage.chunks[0].a
+    if setup.pp > 1 and (a.tied or a.mtp) and (layout[0].first or layout[1].last):
         table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
-        name, of = "gradient of the tied embedding", "padded vocab/tp·hidden"
+        name, of = (
+            "gradient of the tied embedding" if a.tied else "gradient of the embedding's copies",
+            "padded vocab/tp·hidden",
+        )
         out.append(_of_parameters("all_reduce", name, "step", DTYPES[setup.grad_dtype], 2, table, source, "pp", of))
     return out
 

@@ -57,6 +57,17 @@ class Stage(NamedTuple):
         """Return the number of layers; 0 for a stage with only the embedding or the head."""
         return sum(chunk.layers for chunk in self.chunks)
 
+    @property
+    def predicting(self) -> int:
+        """Return the number of layers of multi-token prediction."""
+        return self.chunks[-1].a.mtp if self.chunks[-1].layout.last else 0
+
+    @property
+    def routed(self) -> int:
+        """Return the number of layers with experts."""
+        of_decoder = sum(sum(chunk.layout.routed) for chunk in self.chunks)
+        return of_decoder + (self.predicting if self.chunks[-1].a.predicts_by_experts else 0)
+
 
 def architecture(model: Model) -> Architecture:
     """Return the model as GPTModel's configuration describes it."""
@@ -67,7 +78,7 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     """Return all pipeline ranks, first to last."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
+    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers)
     layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans]
     return [Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)]
 
@@ -76,7 +87,7 @@ def smallest_stage(model: Model, setup: Setup) -> Stage:
     """Return the pipeline rank with the fewest layers; of several, one without the embedding and the head."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
+    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers)
     sizes = [(sum(s.layers for s in own), any(s.first or s.last for s in own)) for own in spans]
     rank = sizes.index(min(sizes))
     return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span)) for span in spans[rank]))
@@ -104,6 +115,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         routed=a.routed(span.start, span.layers),
         first=span.first,
         last=span.last,
+        ends=None if not a.mtp else span.layers > 0 and span.start + span.layers == a.layers,
         selective=setup.recompute == "selective",
         loss=setup.cross_entropy or "vocab-parallel",
         fuses_accumulation=setup.gradient_accumulation_fusion is not False,
@@ -219,7 +231,7 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
     batch, whole, shard = sequence_dims(setup)
     first, last = stage.chunks[0].layout.first, stage.chunks[-1].layout.last
     rows: list[Row] = []
-    if first:
+    if first or stage.predicting:
         rows.append(Row("buffers", "tokens", (batch, whole), int64, life="the step's batch", source="the caller"))
     if last:
         rows.append(Row("buffers", "labels", (batch, whole), int64, life="the step's batch", source="the caller"))
@@ -227,7 +239,7 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
     rows += _global_buffer(setup, stage, batch, whole)
     if setup.gradient_accumulation_fusion:
         rows += _dummy_weight_gradients(stage, dtype)
-    routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
+    routed = stage.routed
     if routed:
         per_token = (batch, shard, stage.chunks[0].moe.count)
         for name, kind in (("routing probabilities", dtype), ("map of tokens to experts", boolean)):
@@ -249,6 +261,7 @@ def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
     """Return the tensors that autograd gets if the kernel has added the gradient itself: one for each shape, for all
     layers."""
     shapes = [w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1]
+    shapes += [w.shape for w in weights_of(stage) if w.name.endswith("eh_proj.weight")]
     if stage.chunks[-1].layout.last:
         shapes.append((stage.chunks[0].vocab, stage.chunks[0].hidden))
     of_sizes = {tuple(dim.size for dim in shape): shape for shape in reversed(shapes)}
@@ -272,7 +285,7 @@ def layers_with_expert_bias(stage: Stage) -> int:
     """Return the number of layers whose routers have a balancing bias for each expert
     (`--moe-router-enable-expert-bias`)."""
     experts = stage.chunks[0].a.experts
-    return sum(sum(chunk.layout.routed) for chunk in stage.chunks) if experts is not None and experts.sigmoid else 0
+    return stage.routed if experts is not None and experts.sigmoid else 0
 
 
 def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
@@ -284,10 +297,11 @@ def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
         rows.append(
             Row("buffers", "bias and counts of experts", (TWO, stage.chunks[0].moe.count), fp32, routed, source=source)
         )
-    if a.latent is not None and stage.layers:
+    layers = stage.layers + stage.predicting
+    if a.latent is not None and layers:
         shape = (TWO, Dim("positions", _cached_positions(setup)), Dim("qk_rope_head_dim", a.latent.rope_dim))
         source = "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py"
-        rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, stage.layers, source=source))
+        rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, layers, source=source))
     return rows
 
 
