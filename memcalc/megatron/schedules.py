@@ -50,7 +50,7 @@ def _states(
     found: dict[State, None] = {}
     order = list(actions(schedule, rank, ranks, micro_batches, chunks, group))
     warmup = warmup_of(schedule, rank, ranks, micro_batches, chunks, group)
-    for (kind, chunk), kept in zip(order, between(order, warmup, rank, ranks, chunks), strict=True):
+    for (kind, chunk), kept in zip(order, between(order, warmup, rank, ranks, chunks, group), strict=True):
         if kind == "backward":
             live[chunk] -= 1
         found.setdefault(State(kind, chunk, tuple(live[c] for c in range(chunks)), kept))
@@ -112,7 +112,8 @@ def turns(
 ) -> tuple[Turn, ...]:
     """Return the turns of a rank's step."""
     order = list(actions(schedule, rank, ranks, micro_batches, chunks, group))
-    kept = between(order, warmup_of(schedule, rank, ranks, micro_batches, chunks, group), rank, ranks, chunks)
+    warmup = warmup_of(schedule, rank, ranks, micro_batches, chunks, group)
+    kept = between(order, warmup, rank, ranks, chunks, group)
     return tuple(Turn(kind, chunk, count) for (kind, chunk), count in zip(order, kept, strict=True))
 
 

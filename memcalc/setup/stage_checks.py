@@ -64,8 +64,9 @@ def _check_layers(options: Options, given: str) -> None:
 def _check_groups(options: Options, group: int, micro_batches: int) -> None:
     if options.virtual_stages == 1:
         refuse(_GROUP, group, "needs a pipeline with --virtual-stages 2 or more; allowed: leave it out")
-    if group < options.pp:
-        refuse(_GROUP, group, f"Megatron needs as many micro-batches as ranks; allowed: {options.pp} or more")
+    if not options.pp <= group <= micro_batches:
+        why = f"Megatron wants at least pp {options.pp} micro-batches, and at most the {micro_batches} of a step"
+        refuse(_GROUP, group, f"{why}; allowed: {options.pp} to {micro_batches}")
     if 0 < micro_batches % group < options.pp:
         why = f"{micro_batches} micro-batches per step leave {micro_batches % group} for the last group"
         refuse(_GROUP, group, f"{why}; allowed: a size that leaves 0, or {options.pp} or more")

@@ -117,6 +117,12 @@ def test_options(more: str, options: dict[str, Any]) -> None:
         ("--pipeline-model-parallel-layout E(t|)*7tL --num-layers 8", {"schedule": "interleaved", "virtual_stages": 4}),
         ("--pipeline-model-parallel-layout Ett,tttt|ttL", {"first_stage_layers": 6}),
         ("--pipeline-model-parallel-layout Et*4|t*4L", {}),
+        ("--pipeline-model-parallel-layout Et*3|(t|)*4tL",
+         {"schedule": "interleaved", "virtual_stages": 3, "stage_layers": "3,1,1,1,1,1"}),
+        ("--pipeline-model-parallel-layout Et*7|tmL --mtp-num-layers 1", {"first_stage_layers": 7}),
+        ("--num-virtual-stages-per-pipeline-rank 2 --microbatch-group-size-per-virtual-pipeline-stage 4",
+         {"schedule": "interleaved", "virtual_stages": 2, "microbatch_group_size": 4}),
+        ("--microbatch-group-size-per-virtual-pipeline-stage 4", {}),
         ("--pipeline-model-parallel-layout E|t|t|t|t|t|t|t|t|L", {"schedule": "interleaved", "virtual_stages": 5}),
     ],
 )
