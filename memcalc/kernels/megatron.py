@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 # --- norms
 
 
+def either_norm(m: Module, x: Tensor, *, rms: bool) -> Tensor:
+    """Run a module's RMSNorm or LayerNorm."""
+    if rms:
+        return rms_norm(m, x)
+    with m:
+        return layer_norm(x, m.weight(), m.weight("bias"))
+
+
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
     """Run RMSNorm. It saves its input and an fp32 rstd per row."""
     with m:

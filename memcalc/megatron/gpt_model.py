@@ -63,7 +63,8 @@ class GPTModel(Program):
         self.whole_qkv = Dim(qkv, (a.heads + 2 * a.kv_heads) * a.head_dim)
         self.qkv = part(qkv, self.whole_qkv.size, tp)
         self.group_heads = Dim("heads of a kv_head", a.heads // a.kv_heads)
-        self.latent = None if a.latent is None else LatentAttention(a.latent, self.hidden, self.heads)
+        ends = a.rms_norm, a.linear_bias
+        self.latent = None if a.latent is None else LatentAttention(a.latent, self.hidden, self.heads, *ends)
         self.ffn = part("ffn", a.ffn, tp)
         self.predicted_part = part("hidden", a.hidden, tp) if a.mtp else self.hidden
         self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
@@ -288,10 +289,7 @@ class GPTModel(Program):
         return self.mlp(m, hidden_states, tp, self.shared_ffn)
 
     def norm(self, m: Module, x: Tensor) -> Tensor:
-        if self.a.rms_norm:
-            return kernels.rms_norm(m, x)
-        with m:
-            return kernels.layer_norm(x, m.weight(), m.weight("bias"))
+        return kernels.either_norm(m, x, rms=self.a.rms_norm)
 
     @module
     def self_attention(

@@ -40,6 +40,8 @@ class Latent:
     nope_dim: int
     rope_dim: int
     v_dim: int
+    normed: bool = True
+    """True if the latents are normed (`--qk-layernorm`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
