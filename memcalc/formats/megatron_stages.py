@@ -11,7 +11,7 @@ from typing import Final
 
 from memcalc.formats.found import Value
 from memcalc.formats.megatron_section import Arguments
-from memcalc.megatron.schedules import layers_of_chunks
+from memcalc.megatron.schedules import ends_of, layers_of_chunks
 
 _LAYOUT: Final = "--pipeline-model-parallel-layout"
 _FIRST: Final = "--decoder-first-pipeline-num-layers"
@@ -113,7 +113,7 @@ def _of_layout(a: Arguments, pp: int) -> dict[str, Value]:
     if layers is not None and sum(counts) != layers:
         a.refuse(_LAYOUT, f"it has {sum(counts)} layers, and --num-layers is {layers}")
     chunks = len(stages) // pp
-    ends = _ends(counts, whole=chunks > 1 or pp == 1)
+    ends = ends_of(counts, whole=chunks > 1 or pp == 1)
     if ends is None:
         written = {"stage_layers": a.value(_LAYOUT, ",".join(map(str, counts)))}
         return written | (_interleaved(a, chunks) if chunks > 1 else {})
@@ -134,19 +134,6 @@ def _check_predictions(a: Arguments, stages: list[str]) -> None:
         a.refuse(_LAYOUT, f"it has {found} m, and --mtp-num-layers is {wanted}")
     if found and "m" in "".join(stages[:-1]):
         a.refuse(_LAYOUT, "layers of multi-token prediction before the stage with L are not modelled; allowed: mL")
-
-
-def _ends(counts: list[int], *, whole: bool) -> tuple[int | None, int | None] | None:
-    """Return the layers of the first and last stage with which memcalc makes these stages; None if none do. `whole`:
-    they cannot be given."""
-    given = ((counts[0], None), (None, counts[-1]), (counts[0], counts[-1]))
-    for first, last in ((None, None), *(given if not whole else ())):
-        try:
-            if 0 not in (first, last) and layers_of_chunks(sum(counts), len(counts), first, last) == counts:
-                return first, last
-        except ValueError:
-            continue
-    return None
 
 
 def _expanded(text: str) -> str:

@@ -184,7 +184,9 @@ class GPTModel(Program):
         tp = self.layout.group(run.seq)
         mask = self.attention_mask(run, tp)
         labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
-        hidden_states = self.embed(root / "embedding", tp, labels, labels) if self.layout.first else self.received(run, tp)
+        hidden_states = (
+            self.embed(root / "embedding", tp, labels, labels) if self.layout.first else self.received(run, tp)
+        )
         angles = self.rotary(run, tp)
         hidden_states = self.decoder(root / "decoder", tp, hidden_states, angles, mask)
         if not self.layout.last:

@@ -223,6 +223,19 @@ def layers_of_chunks(
     raise ValueError(f"{layers} layers, with the embedding and the head or without, do not divide by {chunks}")
 
 
+def ends_of(counts: list[int], *, whole: bool) -> tuple[int | None, int | None] | None:
+    """Return the layers of the first and the last chunk with which `layers_of_chunks` makes these chunks; None if none do.
+    `whole`: they cannot be given."""
+    given = ((counts[0], None), (None, counts[-1]), (counts[0], counts[-1]))
+    for first, last in ((None, None), *(given if not whole else ())):
+        try:
+            if 0 not in (first, last) and layers_of_chunks(sum(counts), len(counts), first, last) == counts:
+                return first, last
+        except ValueError:
+            continue
+    return None
+
+
 def spans_of(
     layers: int,
     ranks: int,

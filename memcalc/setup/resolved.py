@@ -46,7 +46,7 @@ from memcalc.setup.refusals import (
 )
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
-from memcalc.setup.stage_checks import check_stages, microbatch_group_size_of, stage_layers_of
+from memcalc.setup.stage_checks import check_stages, microbatch_group_size_of, with_stages
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
 from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
@@ -96,6 +96,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
     check_stages(options, engine, global_batch_size // (dp * options.micro_batch_size))
+    options = with_stages(options, None if model is None else model.layers)
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     elif engine == "fsdp2" and options.pp > 1:
@@ -183,7 +184,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         offload_activations=options.offload_activations,
         neftune_alpha=options.neftune_alpha,
         lengths=options.lengths,
-        stage_layers=stage_layers_of(options),
+        stage_layers=options.stage_layers,
         microbatch_group_size=microbatch_group_size_of(options),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.inputs.options import refuse
+from memcalc.megatron.schedules import ends_of
 
 if TYPE_CHECKING:
     from memcalc.inputs.options import Options
@@ -13,10 +14,16 @@ _LAYERS = "stage_layers"
 _GROUP = "microbatch_group_size"
 
 
-def stage_layers_of(options: Options) -> str | None:
-    """Return the layers of each stage with commas, without spaces; None if they are not given."""
-    given = options.stage_layers
-    return None if given is None else ",".join(map(str, counts_of(given)))
+def with_stages(options: Options, layers: int | None) -> Options:
+    """Return options whose written stages are without spaces, or are said by the layers of the first and the last stage, or
+    by nothing if these make them too. `layers`: those of the model."""
+    if options.stage_layers is None:
+        return options
+    counts = counts_of(options.stage_layers)
+    ends = ends_of(counts, whole=options.virtual_stages > 1) if sum(counts) == layers else None
+    if ends is None:
+        return options._replace(stage_layers=",".join(map(str, counts)))
+    return options._replace(stage_layers=None, first_stage_layers=ends[0], last_stage_layers=ends[1])
 
 
 def counts_of(text: str) -> list[int]:

@@ -39,7 +39,13 @@ MODELS = {
     "latent-gpt": {**GPT, **LATENT, "q_lora_rank": 24},
     "two-more-tokens": {**LLAMA, "mtp_num_layers": 2},
     "more-tokens-by-experts": {**LLAMA, **EXPERTS, **SHARED, **LATENT, "mtp_num_layers": 1},
-    "more-tokens-tied-gpt": {**GPT, **EXPERTS, "add_bias_linear": False, "moe_layer_freq": [1, 1, 0], "mtp_num_layers": 3},
+    "more-tokens-tied-gpt": {
+        **GPT,
+        **EXPERTS,
+        "add_bias_linear": False,
+        "moe_layer_freq": [1, 1, 0],
+        "mtp_num_layers": 3,
+    },
 }
 
 

@@ -145,6 +145,9 @@ def real_parameters(text: str) -> int:
         ("megatron_gpt", f"{LLAMA} {EXPERTS} --qk-layernorm --moe-shared-expert-intermediate-size 96 "
          "--moe-shared-expert-gate"),
         ("megatron_gpt", f"--disable-bias-linear {EXPERTS} --moe-shared-expert-intermediate-size 96"),
+        ("megatron_gpt", f"{LATENT.replace('--qk-layernorm ', '')} --q-lora-rank 48"),
+        ("megatron_gpt", f"{LATENT} --disable-bias-linear --q-lora-rank 48"),
+        ("megatron_gpt", f"{LLAMA} {LATENT.replace('--qk-layernorm ', '')} --q-lora-rank 48"),
         ("megatron_gpt", f"{LLAMA} {LATENT} {EXPERTS} --q-lora-rank 48 --moe-layer-freq ([1]*2+[0]*2) "
          "--moe-shared-expert-intermediate-size 65"),
     ],

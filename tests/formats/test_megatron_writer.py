@@ -55,6 +55,14 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "megatron_gpt": {"model_type": "megatron_gpt", "num_layers": 8, "hidden_size": 128, "num_attention_heads": 8,
                      "num_query_groups": 2, "ffn_hidden_size": 320, "vocab_size": 512, "normalization": "RMSNorm",
                      "max_position_embeddings": 1024},
+    "two more tokens": {"model_type": "megatron_gpt", "num_layers": 8, "hidden_size": 128, "num_attention_heads": 8,
+                        "vocab_size": 512, "max_position_embeddings": 4096, "ffn_hidden_size": 320, "mtp_num_layers": 2,
+                        "normalization": "RMSNorm", "position_embedding_type": "rope", "add_bias_linear": False},
+    "latents without norms": {
+        "model_type": "megatron_gpt", "num_layers": 8, "hidden_size": 128, "num_attention_heads": 8, "ffn_hidden_size": 320,
+        "vocab_size": 512, "max_position_embeddings": 1024, "multi_latent_attention": True, "kv_lora_rank": 16,
+        "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 16,
+    },
 }  # fmt: skip
 MODELS = {name: load_model(config) for name, config in _CONFIGS.items()}
 ALL = (LLAMA, GPT2, MIXTRAL, *MODELS.values())
@@ -68,6 +76,7 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "te_workspaces": (0, 1, 5), "cublas_workspace_config": (":4096:8",),
     "gradient_accumulation_fusion": (False, True), "attention_mask_in_dataloader": (False, True),
     "clip_grad_norm": (True,), "gpu": ("h100-80gb", "a100-40gb"), "gpus_per_node": (4,), "seq_len": (64, 256, 1024),
+    "stage_layers": ("5,3", "1,3,3,1", "2,0,2,4", "1,2,1,4"), "microbatch_group_size": (2, 3, 4, 8),
     "micro_batch_size": (2, 4), "pp_rank": (0, 1), "memory_efficiency": (0.5,), "expert_imbalance": (1.5,),
 }  # fmt: skip
 _TOGETHER = {"schedule": {"virtual_stages": 2}, "virtual_stages": {"schedule": "interleaved"}}
@@ -258,6 +267,9 @@ def test_a_vocabulary_has_the_same_rows_in_every_version(vocabulary: int, tp: in
         (7, {}, {"--account-for-loss-in-pipeline-split"}),
         (6, {}, {"--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"}),
         (7, {"last_stage_layers": 1}, {"--decoder-last-pipeline-num-layers"}),
+        (8, {"stage_layers": "3,2,1,2"}, {"--pipeline-model-parallel-layout"}),
+        (8, {"stage_layers": "3,2,2,1"}, {"--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"}),
+        (8, {"stage_layers": "2,2,2,2"}, set()),
         (8, {"virtual_stages": 2, "schedule": "interleaved"}, {"--num-virtual-stages-per-pipeline-rank"}),
         (
             7,

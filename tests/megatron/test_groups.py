@@ -10,6 +10,7 @@ from unittest import mock
 
 import megatron_schedule_oracle as oracle
 import pytest
+
 import memcalc
 from memcalc.megatron import schedules
 from memcalc.megatron.between_stages import between, left
@@ -80,7 +81,8 @@ def test_fewer_left_over_than_ranks_are_refused() -> None:
 def test_the_ranks_are_the_default() -> None:
     setup = {"gpus": 2, "pp": 2, "engine": "megatron", "schedule": "interleaved", "virtual_stages": 4, "seq_len": 64}
     one, other = (
-        memcalc.estimate("llama-7b", **setup, global_batch_size=8, **more) for more in ({}, {"microbatch_group_size": 2})
+        memcalc.estimate("llama-7b", **setup, global_batch_size=8, **more)
+        for more in ({}, {"microbatch_group_size": 2})
     )
     assert one.to_dict() == other.to_dict()
 

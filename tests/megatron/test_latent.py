@@ -35,9 +35,7 @@ BATCH, SEQ = 2, 32
 
 
 def on_paper(a: Architecture) -> Ran:
-    model = GPTModel(
-        a, Layout(layers=a.layers, first=False, last=False, fuses_accumulation=False, mask_in_batch=False)
-    )
+    model = GPTModel(a, Layout(layers=a.layers, first=False, last=False, fuses_accumulation=False, mask_in_batch=False))
     memory, size = Memory(), workload_size(BATCH, SEQ)
     run = Run(memory, bf16, "sdpa", False, size.batch, size.seq, True)
     for weight in model.weights():
