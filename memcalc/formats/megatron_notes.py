@@ -9,6 +9,8 @@ from memcalc.formats.megatron_arguments import SCRIPT
 from memcalc.formats.megatron_section import Arguments
 
 _NO_TYPE: Final = "no modelled type has it; allowed: leave it out"
+_ENCODER: Final = "models with an encoder (T5) are not modelled with Megatron"
+_IMAGES: Final = "models with images are not modelled with Megatron"
 _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--quick-geglu": (_NO_TYPE, ()),
     "--hybrid-layer-pattern": ("Mamba and hybrid layers are not modelled with Megatron", ()),
@@ -22,7 +24,16 @@ _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--softmax-type": ("no modelled type has it; allowed: vanilla", ("vanilla",)),
     "--qk-l2-norm": (_NO_TYPE, ()),
     "--enable-mhc-connections": (_NO_TYPE, ()),
-    "--decoder-num-layers": ("models with an encoder are not modelled with Megatron", ()),
+    "--decoder-num-layers": (_ENCODER, ()),
+    "--decoder-seq-length": (_ENCODER, ()),
+    "--vocab-extra-ids": (_ENCODER, ("0",)),
+    "--bert-no-binary-head": ("BERT is not modelled with Megatron", ()),
+    "--img-h": (_IMAGES, ()),
+    "--img-w": (_IMAGES, ()),
+    **dict.fromkeys(
+        ("--prompts", "--prompt-file", "--num-tokens-to-generate", "--incoming-requests-per-step"),
+        ("nothing is trained; allowed: memcalc infer", ()),
+    ),
     "--spec": ("layers of another specification are not modelled; allowed: local", ("local",)),
     "--yaml-cfg": ("the arguments are in that file; allowed: --megatron-args FILE", ()),
     "--use-kitchen-attention": ("is not modelled; allowed: leave it out", ()),
@@ -34,8 +45,8 @@ _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--export-kd-teacher-load": ("distillation, with its teacher, is not modelled; allowed: leave it out", ()),
     "--hybrid-context-parallel": ("is not modelled; allowed: leave it out", ()),
     "--vision-pretraining": ("is not modelled with Megatron", ()),
-    "--vision-model-type": ("models with images are not modelled with Megatron", ()),
-    "--disable-vision-class-token": ("models with images are not modelled with Megatron", ()),
+    "--vision-model-type": (_IMAGES, ()),
+    "--disable-vision-class-token": (_IMAGES, ()),
     "--retro-project-dir": ("Retro is not modelled", ()),
     "--model-parallel-size": ("is no longer valid in Megatron-LM; allowed: --tensor-model-parallel-size", ()),
     "--batch-size": ("is no longer valid in Megatron-LM; allowed: --micro-batch-size", ()),
