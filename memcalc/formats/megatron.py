@@ -7,6 +7,7 @@ core/model_parallel_config.py and core/optimizer/optimizer_config.py, NVIDIA/Meg
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ _SIZES: Final = {
     "micro_batch_size": "--micro-batch-size",
     "global_batch_size": "--global-batch-size",
 }
+_SCHEDULED: Final = "--step-batch-size-schedule"
 _DTYPES: Final = ("fp32", "bf16", "fp16")
 _BACKENDS: Final = {"flash": "flash", "fused": "sdpa", "unfused": "unfused", "local": "eager", "auto": None}
 """AttnBackend (core/transformer/enums.py) in memcalc's names."""
@@ -159,10 +161,21 @@ def _step(a: Arguments, notes: list[str]) -> dict[str, Value]:
         out["attention_mask_in_dataloader"] = a.value(key if a.on(key) else documents, False)
     if a.on("--perform-rl-step"):
         out["task"] = a.value("--perform-rl-step", "grpo")
-    for name in ("--rampup-batch-size", "--step-batch-size-schedule"):
+    scheduled = _last_batch_size(a)
+    if scheduled is not None and "global_batch_size" not in out:
+        out["global_batch_size"] = a.value(_SCHEDULED, scheduled)
+        notes.append(f"{a.shown(_SCHEDULED)}: counted with its last batch size, {scheduled}")
+        return out
+    for name in ("--rampup-batch-size", _SCHEDULED):
         if a.given(name):
             notes.append(f"{a.shown(name)}: every step has the whole --global-batch-size")
     return out
+
+
+def _last_batch_size(a: Arguments) -> int | None:
+    """Return the batch size of the last entry of "0:384 200B:768"; None if there is none."""
+    sizes = re.findall(r"[\w.]+:(\d{1,10})(?=\s|$)", a.text(_SCHEDULED) or "")
+    return int(sizes[-1]) or None if sizes else None
 
 
 def _sharded(a: Arguments, notes: list[str]) -> dict[str, Value]:
@@ -170,6 +183,8 @@ def _sharded(a: Arguments, notes: list[str]) -> dict[str, Value]:
     out = _optimizer(a)
     norm = a.number("--clip-grad")
     out["clip_grad_norm"] = a.default("--clip-grad", True) if norm is None else a.value("--clip-grad", norm > 0)
+    if a.text("--optimizer") == "dist_muon":
+        out["zero"] = a.value("--optimizer", 1)
     if a.on("--use-distributed-optimizer"):
         out["zero"] = a.value("--use-distributed-optimizer", 1)
     elif a.on("--deepspeed") and (stage := a.whole("--zero-stage", 0, 3)) is not None:

@@ -147,7 +147,7 @@ def notes_of(a: Arguments) -> list[str]:
     """Return a sentence for each argument that matters and is not modelled."""
     tables = {**_NOTED, **(_OF_EXPERTS if a.given("--num-experts", ("0",)) else {})}
     notes = [f"{a.shown(key)}: {note.text}" for key, note in tables.items() if a.given(key, note.without)]
-    return [*notes, *_fusions(a), *_experts(a), *_precision_aware(a)]
+    return [*notes, *_fusions(a), *_experts(a), *_precision_aware(a), *_muon(a)]
 
 
 def _fusions(a: Arguments) -> list[str]:
@@ -181,6 +181,20 @@ def _experts(a: Arguments) -> list[str]:
     routers = [a.shown(key) for key, without in _OF_ROUTERS.items() if a.given(key, without)]
     if routers:
         notes.append(f"{', '.join(routers)}: their tables of tokens by experts are not counted")
+    return notes
+
+
+def _muon(a: Arguments) -> list[str]:
+    """Return notes on Muon's optimizer as newer versions distribute it."""
+    if a.text("--optimizer") not in ("muon", "dist_muon"):
+        return []
+    notes: list[str] = []
+    if a.given("--muon-scalar-optimizer", ("adam",)):
+        notes.append(f"{a.shown('--muon-scalar-optimizer')}: counted as adam")
+    if a.on("--use-distributed-optimizer") and not a.on("--no-use-layer-wise-param-layout"):
+        notes.append(
+            "--use-distributed-optimizer: counted as dist_muon of Megatron-Core 0.16, with whole weights by rank"
+        )
     return notes
 
 

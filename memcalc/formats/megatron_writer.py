@@ -132,8 +132,10 @@ def _step(setup: Setup) -> Flags:
 
 def _optimizer(setup: Setup) -> Flags:
     """Return how states are sharded, and the clipping, which Megatron does unless the norm is 0."""
+    muon = setup.optimizer == "muon"
     return {
-        "--use-distributed-optimizer": setup.zero == 1 or None,
+        "--optimizer": ("dist_muon" if setup.zero else "muon") if muon else None,
+        "--use-distributed-optimizer": (setup.zero == 1 and not muon) or None,
         "--num-distributed-optimizer-instances": setup.replicas if setup.zero and setup.replicas > 1 else None,
         "--clip-grad": _CLIPS_AT if setup.clip_grad_norm else 0.0,
     }
@@ -179,6 +181,8 @@ def _kernels(setup: Setup) -> Flags:
 
 def _unsaid(setup: Setup, model: Model, *, is_routed: bool) -> dict[str, str]:
     said = {*_SAID, "etp"} if is_routed else {*_SAID}
+    if setup.optimizer == "muon":
+        said.add("optimizer")
     if is_routed and setup.te_workspaces == 1 and setup.attention != "eager":
         said.add("te_workspaces")
     stages = setup.pp * setup.virtual_stages

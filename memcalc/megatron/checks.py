@@ -24,8 +24,12 @@ def check_step(options: Options, micro_batches: int) -> None:
     """Raise InputError for an optimizer or schedule that Megatron does not have. No model is needed."""
     if options.zero > 1:
         refuse("zero", options.zero, "Megatron's distributed optimizer is ZeRO-1; allowed: 0, 1")
-    if options.optimizer not in ("adamw", "adam"):
-        refuse("optimizer", options.optimizer, f"with engine megatron {NOT_YET}adamw, adam")
+    if options.optimizer not in ("adamw", "adam", "muon"):
+        refuse("optimizer", options.optimizer, f"with engine megatron {NOT_YET}adamw, adam, muon")
+    if options.optimizer == "muon" and options.precision != "bf16-mixed":
+        refuse("precision", options.precision, f"with engine megatron and optimizer muon {NOT_YET}bf16-mixed")
+    if options.optimizer == "muon" and options.zero and options.shard_group is not None:
+        refuse("shard_group", options.shard_group, "Megatron's dist_muon has one instance; allowed: leave it out")
     if options.optimizer_implementation not in (None, "fused"):
         refuse("optimizer_implementation", options.optimizer_implementation, "Megatron's Adam is fused; allowed: fused")
     if options.schedule == "zero-bubble":

@@ -62,7 +62,7 @@ def notes_of(text: str) -> tuple[str, ...]:
         ("--optimizer adam", {}),
         ("--optimizer sgd", {"optimizer": "sgd-momentum"}),
         ("--optimizer sgd --sgd-momentum 0", {"optimizer": "sgd"}),
-        ("--optimizer dist_muon", {"optimizer": "muon"}),
+        ("--optimizer dist_muon", {"optimizer": "muon", "zero": 1}),
         ("--optimizer-cpu-offload", {"offload_optimizer": "cpu"}),
         ("--clip-grad 0", {"clip_grad_norm": False}),
         ("--clip-grad 0.5", {}),

@@ -22,6 +22,8 @@ from memcalc.engines.megatron.engine import (
     sequence_dims,
     weights_of,
 )
+from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
+from memcalc.engines.megatron.layer_wise import shards_buffers
 from memcalc.layout.collectives import Collective, Overlap
 from memcalc.layout.layer_kinds import Shares, elements_of, shares_of
 from memcalc.megatron.gpt_model import GPTModel
@@ -138,14 +140,17 @@ def data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
         dense = buffer.name == "weights"
         of = "parameters of the stage" if dense else "parameters of its experts"
         name = "main gradients" if dense else "main gradients of experts"
-        if setup.zero:
+        if shards_buffers(setup):
             made = _of_distributed_optimizer(setup, buffer, name, of)
         else:
             ranks, total = buffer.data_ranks, buffer.elements
             made = [_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)]
+            if setup.zero:  # each rank has updated some whole weights
+                updated, dtype = f"updated {buffer.name}", setup.compute_dtype
+                made.append(_of_parameters("all_gather", updated, "step", dtype, ranks, total, LAYER_WISE, of=of))
         made = [c for c in made if c.group_size > 1]
         if stage.layers:
-            shares = _shares(stage, buffer, padded=bool(setup.zero))
+            shares = _shares(stage, buffer, padded=shards_buffers(setup))
             made = [c._replace(shares=shares) for c in made]
         out += made
     return out

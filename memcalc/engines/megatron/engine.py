@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dims import Dim, Shape, evaluate, numel
 from memcalc.core.dtypes import DType, boolean, fp32, int64
 from memcalc.core.rows import Component, Row
-from memcalc.engines.base.holdings import Holdings, state_rows
+from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries
+from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
+from memcalc.engines.megatron.layer_wise import is_by_layer, shards_buffers, updated
 from memcalc.families.base.architecture import Architecture, architecture_of
 from memcalc.megatron.between_stages import left
 from memcalc.megatron.gpt_model import GPTModel
@@ -194,6 +196,8 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
         always += [row for row in state_rows(setup, parameters, fp32) if row.shape]
         if grad_dtype is not fp32:
             step += [_row("gradients", p, "fp32 copy of the gradient", "within the step", setup) for p in parameters]
+        if is_by_layer(setup):
+            step += step_temporaries(setup.optimizer, setup.optimizer_implementation, parameters, fp32, fp32)
     always += _buffers(setup, stage)
     if setup.pp > 1 and left(stage.rank, len(stage.chunks)):
         step.append(between_stages(setup, stage)._replace(copies=left(stage.rank, len(stage.chunks))))
@@ -202,6 +206,8 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
 
 def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
     """Return what one rank updates: its weights, or its shard of all of them."""
+    if is_by_layer(setup):
+        return updated(setup, buffer.weights, buffer.data_ranks)
     if not setup.zero:
         return [Parameter(w.name, w.shape, n, False) for w, n in buffer.weights.items()]
     part = Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", buffer.padded // buffer.ranks)
@@ -211,7 +217,7 @@ def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
 def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
     """Return the padding in the distributed optimizer's two buffers: between weights that are no multiples of 64, and
     at the end."""
-    padding = buffer.padded - buffer.elements if setup.zero else 0
+    padding = buffer.padded - buffer.elements if shards_buffers(setup) else 0
     of = (("weights", setup.compute_dtype), ("main gradients", DTYPES[setup.grad_dtype]))
     shape = (Dim("padding", padding),)
     return [
@@ -222,7 +228,7 @@ def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
 
 
 def _row(component: Component, p: Parameter, what: str, life: str, setup: Setup) -> Row:
-    source = _DISTRIBUTED if setup.zero else _OPTIMIZER
+    source = (LAYER_WISE if is_by_layer(setup) else _DISTRIBUTED) if setup.zero else _OPTIMIZER
     return Row(component, f"{p.name}: {what}", p.shape, fp32, p.count, life, "modelled", source)
 
 
