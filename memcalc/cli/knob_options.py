@@ -113,6 +113,14 @@ MicrobatchGroupSize = Annotated[
         "--microbatch-group-size",
     ),
 ]
+CpExchangeSize = Annotated[
+    int | None,
+    option(
+        "With --cp-comm-type a2a+p2p: the ranks that exchange heads; keys and values go round the others.",
+        KNOBS,
+        "--cp-exchange-size",
+    ),
+]
 CommHook = Annotated[
     str | None,
     option(

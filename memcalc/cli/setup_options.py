@@ -92,6 +92,7 @@ def _setup(
     te_workspaces: k.TeWorkspaces = None,
     stage_layers: k.StageLayers = None,
     microbatch_group_size: k.MicrobatchGroupSize = None,
+    cp_exchange_size: k.CpExchangeSize = None,
     tp_dims: k.TpDims = None,
     tp_depth: k.TpDepth = None,
     autotp: k.AutoTp = False,

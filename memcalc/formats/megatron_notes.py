@@ -92,7 +92,6 @@ _NOTED: Final[Mapping[str, _Note]] = {
     "--mlp-chunks-for-training": _Note("the MLP is counted as one", ("1",)),
     "--window-size": _Note("every token is counted as attending to all before it"),
     "--sft": _Note("counted as pretraining on sequences of --seq-length"),
-    "--hierarchical-context-parallel-sizes": _Note("the ranks of a sequence are counted as one group"),
     "--max-seqlen-per-dp-cp-rank": _Note("counted with sequences of --seq-length"),
     "--empty-unused-memory-level": _Note("the allocator's cache is counted as never emptied", ("0",)),
     "--ddp-param-name-patterns-for-fp32-local-accumulation": _Note("gradients are counted in one dtype"),

@@ -33,7 +33,7 @@ _SAID: Final = frozenset({
     "engine", "tp", "pp", "cp", "cp_comm_type", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages",
     "first_stage_layers", "last_stage_layers", "micro_batch_size", "seq_len", "global_batch_size", "precision",
     "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
-    "attention_mask_in_dataloader", "shard_group", "stage_layers", "microbatch_group_size",
+    "attention_mask_in_dataloader", "shard_group", "cp_exchange_size", "stage_layers", "microbatch_group_size",
 })  # fmt: skip
 """The options that the arguments say, or that follow from those."""
 _WHY: Final[Mapping[str, str]] = {
@@ -89,7 +89,13 @@ def _layout(setup: Setup, *, is_routed: bool) -> Flags:
         "--expert-tensor-parallel-size": setup.etp if is_routed and setup.etp != setup.tp else None,
         "--sequence-parallel": setup.sequence_parallel or None,
         "--cp-comm-type": setup.cp_comm_type,
+        "--hierarchical-context-parallel-sizes": _levels(setup),
     }
+
+
+def _levels(setup: Setup) -> str | None:
+    """Return the ranks that exchange heads and those of a ring; None without both."""
+    return None if setup.cp_exchange_size is None else f"{setup.cp_exchange_size} {setup.cp // setup.cp_exchange_size}"
 
 
 def _stages(setup: Setup, model: Model) -> Flags:

@@ -111,6 +111,7 @@ class Options(NamedTuple):
     lengths: str | None = None
     stage_layers: str | None = None
     microbatch_group_size: int | None = None
+    cp_exchange_size: int | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -126,7 +127,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev", "naive", "dapple", "dapple-b", "pipedream",
         "pipedream-2bw", "pipedream-flush", "chimera", "dualpipe",
     ),
-    "cp_comm_type": ("p2p", "all_gather", "a2a"),
+    "cp_comm_type": ("p2p", "all_gather", "a2a", "a2a+p2p"),
     "precision": (
         "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
     ),
@@ -159,7 +160,20 @@ TWO_CHUNKS: Final = ("zbv", "dualpipev", "chimera", "dualpipe")
 """The schedules with two model chunks on each rank."""
 WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
-        ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages", "tp_depth"),
+        (
+            "gpus",
+            "gpus_per_node",
+            "dp",
+            "tp",
+            "pp",
+            "cp",
+            "ep",
+            "etp",
+            "shard_group",
+            "virtual_stages",
+            "tp_depth",
+            "cp_exchange_size",
+        ),
         _DEGREE,
     ),
     **dict.fromkeys(("first_stage_layers", "last_stage_layers", "recompute_layers"), (1, 10**6)),

@@ -225,15 +225,34 @@ def _check_context_parallel(options: Options, name: str, a: Architecture) -> Non
     kind = options.cp_comm_type or "p2p"
     if options.cp == 1 or kind == "p2p":
         return
+    exchanging = options.cp
+    if kind == "a2a+p2p":
+        exchanging = _check_exchanging(options)
     if a.latent is not None:
         refuse("cp_comm_type", kind, f"{name} has values and keys of different widths; allowed: p2p")
     if a.head_dim % 8:
         refuse("cp_comm_type", kind, f"{name}'s head_dim is {a.head_dim}, not a multiple of 8; allowed: p2p")
     heads = {"attention heads": a.heads // options.tp, "key/value heads": max(a.kv_heads // options.tp, 1)}
-    for what, count in heads.items() if kind == "a2a" else ():
-        if count % options.cp:
-            why = f"{name} has {count} {what} on a tensor-parallel rank, which do not divide by cp {options.cp}"
+    for what, count in heads.items() if kind != "all_gather" else ():
+        if count % exchanging:
+            by = f"cp {options.cp}" if kind == "a2a" else f"cp-exchange-size {exchanging}"
+            why = f"{name} has {count} {what} on a tensor-parallel rank, which do not divide by {by}"
             refuse("cp_comm_type", kind, f"{why}; allowed: p2p, all_gather")
+
+
+def _check_exchanging(options: Options) -> int:
+    """Return the number of ranks that exchange heads. Raises InputError if it does not leave a ring
+    (`--hierarchical-context-parallel-sizes`)."""
+    size = options.cp_exchange_size
+    fitting = ", ".join(str(n) for n in range(2, options.cp) if options.cp % n == 0)
+    if size is None or str(size) not in fitting.split(", "):
+        allowed = (
+            f"allowed: a divisor of cp {options.cp}: {fitting}" if fitting else "allowed: --cp-comm-type p2p or a2a"
+        )
+        if size is None:
+            refuse("cp_comm_type", "a2a+p2p", f"needs --cp-exchange-size, the ranks that exchange heads; {allowed}")
+        refuse("cp_exchange_size", size, f"leaves no ring of cp {options.cp}; {allowed}")
+    return size
 
 
 def _check_sequence(options: Options, seq_len: int) -> None:

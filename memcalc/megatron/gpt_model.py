@@ -23,7 +23,7 @@ from memcalc.families.base.program import Program
 from memcalc.kernels import megatron as kernels
 from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
 from memcalc.megatron import multi_token
-from memcalc.megatron.context_parallel import ATTENTION
+from memcalc.megatron.context_parallel import shared_attention
 from memcalc.megatron.context_parallel.flash import flash_attention
 from memcalc.megatron.joined import apart, copied, local_attention
 from memcalc.megatron.latent import LatentAttention
@@ -346,8 +346,9 @@ class GPTModel(Program):
                 return local_attention(q, k, v, p)
             kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
             if self.layout.cp_comm_type is not None:
-                shared = flash_attention if m.run.attention == "flash" else ATTENTION.__getitem__
-                kernel = partial(shared(self.layout.cp_comm_type), ranks=self.layout.context_parallel)
+                shared = flash_attention if m.run.attention == "flash" else shared_attention
+                kind, exchanging = self.layout.cp_comm_type, self.layout.exchanging
+                kernel = partial(shared(kind, exchanging), ranks=self.layout.context_parallel)
             if self.layout.selective:
                 return checkpoint(memory, _unmasked(kernel), mask, q, k, v, early_stop=False)
             return kernel(q, k, v)

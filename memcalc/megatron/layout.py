@@ -41,6 +41,8 @@ class Layout(NamedTuple):
     """True if the kernels that compute gradients of weights add them to the main gradients."""
     mask_in_batch: bool = True
     """True if a batch brings an attention mask."""
+    exchanging: int = 1
+    """The ranks that exchange heads before a ring, with cp_comm_type a2a+p2p."""
 
     @property
     def has_final_norm(self) -> bool:

@@ -186,6 +186,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         lengths=options.lengths,
         stage_layers=options.stage_layers,
         microbatch_group_size=microbatch_group_size_of(options),
+        cp_exchange_size=options.cp_exchange_size,
     )
 
 

@@ -159,6 +159,8 @@ class Setup(NamedTuple):
     microbatch_group_size: int | None = None
     """The micro-batches that go through one chunk before the next chunk's turn, with Megatron's interleaved schedule; None:
     as many as ranks."""
+    cp_exchange_size: int | None = None
+    """The ranks that exchange heads for tokens before keys and values go round the others; None with another cp_comm_type."""
 
     @property
     def micro_batches(self) -> int:

@@ -72,7 +72,7 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "te_workspaces": (MEGATRON, (0, 5)), "cublas_workspace_config": ({}, (":4096:8", ":0:0")),
 }  # fmt: skip
 """Option -> a setup, and the values that are tried beside it."""
-NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "tp_dims", "tp_depth", "autotp"}
+NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "tp_dims", "tp_depth", "autotp", "cp_exchange_size"}
 """dp follows from the others; experts and grids are another model's; the rest has one value here."""
 
 

@@ -68,7 +68,8 @@ MODELS = {name: load_model(config) for name, config in _CONFIGS.items()}
 ALL = (LLAMA, GPT2, MIXTRAL, *MODELS.values())
 _MORE: dict[str, tuple[Any, ...]] = {
     "zero": (0, 1), "shard_group": (1, 2, 4, 8), "ep": (1, 2, 4), "etp": (1, 2), "cp": (1, 2, 4),
-    "cp_comm_type": ("p2p", "all_gather", "a2a"), "tp": (1, 2, 4), "pp": (1, 2, 4, 8), "virtual_stages": (2, 4),
+    "cp_comm_type": ("p2p", "all_gather", "a2a", "a2a+p2p"), "cp_exchange_size": (2,),
+    "tp": (1, 2, 4), "pp": (1, 2, 4, 8), "virtual_stages": (2, 4),
     "schedule": ("interleaved", "1f1b"), "first_stage_layers": (1, 2, 3), "last_stage_layers": (1, 2, 3),
     "precision": ("bf16-mixed", "fp16-mixed", "fp32"), "grad_dtype": ("bf16", "fp16", "fp32"),
     "optimizer": ("adam", "adamw", "muon"),
@@ -80,7 +81,11 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "stage_layers": ("5,3", "1,3,3,1", "2,0,2,4", "1,2,1,4"), "microbatch_group_size": (2, 3, 4, 8),
     "micro_batch_size": (2, 4), "pp_rank": (0, 1), "memory_efficiency": (0.5,), "expert_imbalance": (1.5,),
 }  # fmt: skip
-_TOGETHER = {"schedule": {"virtual_stages": 2}, "virtual_stages": {"schedule": "interleaved"}}
+_TOGETHER = {
+    "cp_exchange_size": {"cp": 4, "cp_comm_type": "a2a+p2p"},
+    "schedule": {"virtual_stages": 2},
+    "virtual_stages": {"schedule": "interleaved"},
+}
 """The options that memcalc takes only with another one."""
 
 

@@ -26,6 +26,7 @@ from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import shards_buffers
 from memcalc.layout.collectives import Collective, Overlap
 from memcalc.layout.layer_kinds import Shares, elements_of, shares_of
+from memcalc.megatron.context_parallel.ring import EXCHANGES
 from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import padded_vocab
 from memcalc.setup.setup import DTYPES
@@ -39,6 +40,7 @@ _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
 _DISTRIBUTED: Final = "megatron/core/optimizer/distrib_optimizer.py"
 _LAYERS: Final = "megatron/core/tensor_parallel/layers.py"
 _PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
+_SHARED: Final = "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"
 _DISPATCHER: Final = "megatron/core/transformer/moe/token_dispatcher.py"
 _CROSS_ENTROPY: Final = "megatron/core/tensor_parallel/cross_entropy.py"
 _NORM: Final = "megatron/core/optimizer/clip_grads.py, get_grad_norm_fp32"
@@ -71,7 +73,8 @@ def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Coll
     experts = setup.ep * setup.etp
     groups = {
         "tp": Group("tp", setup.tp, _LAYERS),
-        "cp": Group("cp", setup.cp, "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"),
+        "cp": Group("cp", setup.cp // (setup.cp_exchange_size or 1), _SHARED),
+        EXCHANGES: Group("cp", setup.cp_exchange_size or 1, _SHARED),
         "ep": Group("ep", setup.ep, _DISPATCHER),
         "etp": Group("tp", setup.etp, _DISPATCHER),
         "ep·etp": Group("ep", experts, _DISPATCHER),

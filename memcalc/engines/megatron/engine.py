@@ -122,6 +122,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         loss=setup.cross_entropy or "vocab-parallel",
         fuses_accumulation=setup.gradient_accumulation_fusion is not False,
         mask_in_batch=setup.attention_mask_in_dataloader is not False,
+        exchanging=setup.cp_exchange_size or 1,
     )
 
 

@@ -26,10 +26,10 @@ def laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
     return new_tensor(like.memory, shape, like.dtype, name, heads_inside(shape))
 
 
-def send(of: Tensor, kind: Kind, name: str, shape: Shape) -> None:
-    """Record a call over the context-parallel group. `shape` is that of its payload."""
+def send(of: Tensor, kind: Kind, name: str, shape: Shape, group: str = "cp") -> None:
+    """Record a call over the context-parallel group, or a part of it. `shape` is that of its payload."""
     memory = of.memory
-    memory.sent.append(Sent("cp", kind, name, memory.phase, memory.layer, shape, of.dtype))
+    memory.sent.append(Sent(group, kind, name, memory.phase, memory.layer, shape, of.dtype))
 
 
 def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: bool = False) -> None:
