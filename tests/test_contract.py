@@ -17,7 +17,7 @@ OPTIONS = (
     "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp",
     "--cp-comm-type", "--pp-rank", "--tp-dims", "--tp-depth", "--autotp",
     "--packing", "--offload-activations", "--neftune-alpha", "--lengths", "--stage-layers", "--microbatch-group-size",
-    "--cp-exchange-size",
+    "--cp-exchange-size", "--wgrad-deferral-limit",
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
@@ -95,7 +95,7 @@ DEFAULTS: dict[str, Any] = {
     "gpu": None, "network_gbps": None,
     "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None, "tp_dims": "1", "tp_depth": None,
     "autotp": False, "packing": False, "offload_activations": "none", "neftune_alpha": None, "lengths": None,
-    "stage_layers": None, "microbatch_group_size": None, "cp_exchange_size": None,
+    "stage_layers": None, "microbatch_group_size": None, "cp_exchange_size": None, "wgrad_deferral_limit": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 

@@ -121,6 +121,15 @@ CpExchangeSize = Annotated[
         "--cp-exchange-size",
     ),
 ]
+WgradDeferralLimit = Annotated[
+    int | None,
+    option(
+        "Megatron: the micro-batches whose gradient of the head's weight is computed when the pipeline is empty; 0: all. "
+        "(default: at once)",
+        KNOBS,
+        "--wgrad-deferral-limit",
+    ),
+]
 CommHook = Annotated[
     str | None,
     option(

@@ -93,6 +93,7 @@ def _setup(
     stage_layers: k.StageLayers = None,
     microbatch_group_size: k.MicrobatchGroupSize = None,
     cp_exchange_size: k.CpExchangeSize = None,
+    wgrad_deferral_limit: k.WgradDeferralLimit = None,
     tp_dims: k.TpDims = None,
     tp_depth: k.TpDepth = None,
     autotp: k.AutoTp = False,

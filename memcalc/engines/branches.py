@@ -54,7 +54,10 @@ def _states(setup: Setup, micro_batches: int) -> Hashable:
     """Return the states of Megatron's ranks."""
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
     group = setup.microbatch_group_size
-    return tuple(_states_of(setup.schedule, rank, setup.pp, micro_batches, chunks, group) for rank in range(setup.pp))
+    of_ranks = (_states_of(setup.schedule, rank, setup.pp, micro_batches, chunks, group) for rank in range(setup.pp))
+    limit = setup.wgrad_deferral_limit
+    waiting = 0 if limit is None else min(limit or micro_batches, micro_batches - 1)
+    return waiting, *of_ranks
 
 
 @lru_cache(maxsize=4096)

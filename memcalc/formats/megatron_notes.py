@@ -9,7 +9,7 @@ from memcalc.formats.megatron_arguments import SCRIPT
 from memcalc.formats.megatron_section import Arguments
 
 _NO_TYPE: Final = "no modelled type has it; allowed: leave it out"
-_ENCODER: Final = "models with an encoder (T5) are not modelled with Megatron"
+_ENCODER: Final = "models with an encoder (T5, or of images) are not modelled with Megatron"
 _IMAGES: Final = "models with images are not modelled with Megatron"
 _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--quick-geglu": (_NO_TYPE, ()),
@@ -68,7 +68,6 @@ _NOTED: Final[Mapping[str, _Note]] = {
     "--overlap-grad-reduce": _Note("the reduction of gradients is timed as exposed"),
     "--overlap-param-gather": _Note("the gather of weights is timed as exposed"),
     "--overlap-p2p-communication-warmup-flush": _Note("the schedule is counted without it"),
-    "--defer-embedding-wgrad-compute": _Note("the head's weight gradient is counted as computed at once"),
     "--delay-wgrad-compute": _Note("weight gradients are counted as computed at once"),
     "--overlap-moe-expert-parallel-comm": _Note("micro-batches are counted as run one by one"),
     "--enable-cuda-graph": _Note("the memory of CUDA graphs is not counted"),

@@ -19,6 +19,8 @@ _LAST: Final = "--decoder-last-pipeline-num-layers"
 _WITH_EMBEDDING: Final = "--account-for-embedding-in-pipeline-split"
 _WITH_LOSS: Final = "--account-for-loss-in-pipeline-split"
 _GROUP: Final = "--microbatch-group-size-per-virtual-pipeline-stage"
+_DEFERS: Final = "--defer-embedding-wgrad-compute"
+_LIMIT: Final = "--wgrad-deferral-limit"
 _MOST_LAYERS: Final = 10_000
 
 
@@ -28,6 +30,9 @@ def stages_of(a: Arguments) -> dict[str, Value]:
     group = a.whole(_GROUP, 1, 10**6)
     if group is not None and "virtual_stages" in out:
         out["microbatch_group_size"] = a.value(_GROUP, group)
+    if a.on(_DEFERS):
+        limit = a.whole(_LIMIT, 0, 10**6)
+        out["wgrad_deferral_limit"] = a.value(_DEFERS if limit is None else _LIMIT, limit or 0)
     return out
 
 

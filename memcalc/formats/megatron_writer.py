@@ -33,7 +33,8 @@ _SAID: Final = frozenset({
     "engine", "tp", "pp", "cp", "cp_comm_type", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages",
     "first_stage_layers", "last_stage_layers", "micro_batch_size", "seq_len", "global_batch_size", "precision",
     "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
-    "attention_mask_in_dataloader", "shard_group", "cp_exchange_size", "stage_layers", "microbatch_group_size",
+    "attention_mask_in_dataloader", "shard_group", "cp_exchange_size", "wgrad_deferral_limit", "stage_layers",
+    "microbatch_group_size",
 })  # fmt: skip
 """The options that the arguments say, or that follow from those."""
 _WHY: Final[Mapping[str, str]] = {
@@ -101,7 +102,12 @@ def _levels(setup: Setup) -> str | None:
 def _stages(setup: Setup, model: Model) -> Flags:
     """Return the model chunks of a rank and the layers of the ends, or the layers of every stage. Layers that do not divide
     need the embedding, the loss or both to count as layers."""
-    group: Flags = {"--microbatch-group-size-per-virtual-pipeline-stage": setup.microbatch_group_size}
+    limit = setup.wgrad_deferral_limit
+    group: Flags = {
+        "--microbatch-group-size-per-virtual-pipeline-stage": setup.microbatch_group_size,
+        "--defer-embedding-wgrad-compute": limit is not None or None,
+        "--wgrad-deferral-limit": limit or None,
+    }
     if setup.stage_layers is not None:
         predictions = architecture_of(model.model_type, model.program.config).mtp
         return {"--pipeline-model-parallel-layout": _written(setup.stage_layers, predictions), **group}

@@ -112,6 +112,7 @@ class Options(NamedTuple):
     stage_layers: str | None = None
     microbatch_group_size: int | None = None
     cp_exchange_size: int | None = None
+    wgrad_deferral_limit: int | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -189,6 +190,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     ),
     "zero_hpz_partition_size": _DEGREE,
     "microbatch_group_size": (1, 10**6),
+    "wgrad_deferral_limit": (0, 10**6),
     "pp_rank": (0, 10**6),
     "servers": (1, 10**6),
     "lora_rank": (0, 10**6),

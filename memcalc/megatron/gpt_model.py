@@ -35,6 +35,7 @@ from memcalc.megatron.layers import (
     vocab_parallel_embedding,
 )
 from memcalc.megatron.layout import Layout, padded_vocab, part
+from memcalc.megatron.losses import losses
 from memcalc.megatron.moe import MoELayer
 from memcalc.megatron.scatter import scattered
 
@@ -196,10 +197,11 @@ class GPTModel(Program):
             joined = multi_token.predicted(self, run, tp, labels, hidden_states, angles, mask)
             last_hidden_states = multi_token.with_losses(self, run, tp, joined, labels)
             del joined
-        logits = self.logits(run, tp, last_hidden_states)
-        return kernels.mean_loss(run, self.losses(run, tp, logits, labels))
+        logits = self.output(run, tp, last_hidden_states)
+        return kernels.mean_loss(run, losses(self.layout.loss, run, tp, logits, labels))
 
-    def logits(self, run: Run, tp: TensorParallel, hidden_states: Tensor) -> Tensor:
+    def output(self, run: Run, tp: TensorParallel, hidden_states: Tensor) -> Tensor:
+        """Run the output layer."""
         root = Module(run, "")
         run.memory.scope = "output_layer"
         tied = root / "embedding.word_embeddings"
@@ -385,21 +387,6 @@ class GPTModel(Program):
         if recording(*inputs):
             out.node = Node(x.memory, _bias_dropout_add_backward, inputs, saved, p)
         return out
-
-    def losses(self, run: Run, tp: TensorParallel, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each token."""
-        tokens = (run.batch, tp.whole)
-        if self.layout.loss == "vocab-parallel":
-            for name in ("maximum of the logits", "logits of the targets", "sum of exponentials"):
-                tp.send(run.memory, "all_reduce", name, tokens, fp32)
-        elif self.layout.loss == "vocab-parallel-fused":
-            tp.send(run.memory, "all_reduce", "maximum of the logits", tokens, fp32)
-            both = (Dim("2", 2), *tokens)
-            tp.send(run.memory, "all_reduce", "logits of the targets and sums of exponentials", both, fp32)
-        else:
-            three = (*tokens, Dim("3·tp", 3 * tp.ranks))
-            tp.send(run.memory, "all_gather", "softmax statistics", three, fp32)
-        return kernels.TOKEN_LOSSES[self.layout.loss](run, logits, labels)
 
 
 def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -19,6 +19,7 @@ from memcalc.core.ops.shape import cat
 from memcalc.core.tensor import Tensor, contiguous_strides, new_tensor
 from memcalc.families.base.module import Module, Weight
 from memcalc.megatron.layers import column_parallel
+from memcalc.megatron.losses import losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,10 +144,10 @@ def with_losses(model: GPTModel, run: Run, tp: TensorParallel, hidden_states: Te
     mtp_labels = like(labels, "labels of the layer", int64)
     hidden_states, *hidden_states_list = _apart(hidden_states)
     for layer_states in hidden_states_list:
-        mtp_logits = model.logits(run, tp, layer_states)
+        mtp_logits = model.output(run, tp, layer_states)
         mtp_labels = _rolled(mtp_labels, "labels")
         loss_mask = new_tensor(run.memory, (merge(*labels.shape),), fp32, "rolled loss mask")
-        mtp_loss = loss_mask * model.losses(run, tp, mtp_logits, mtp_labels)
+        mtp_loss = loss_mask * losses(model.layout.loss, run, tp, mtp_logits, mtp_labels)
         hidden_states = _with_loss(hidden_states, scale(scale(mtp_loss, "mul"), "div"))
     return hidden_states
 

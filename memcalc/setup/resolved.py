@@ -187,6 +187,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         stage_layers=options.stage_layers,
         microbatch_group_size=microbatch_group_size_of(options),
         cp_exchange_size=options.cp_exchange_size,
+        wgrad_deferral_limit=options.wgrad_deferral_limit,
     )
 
 

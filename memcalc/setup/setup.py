@@ -161,6 +161,9 @@ class Setup(NamedTuple):
     as many as ranks."""
     cp_exchange_size: int | None = None
     """The ranks that exchange heads for tokens before keys and values go round the others; None with another cp_comm_type."""
+    wgrad_deferral_limit: int | None = None
+    """The micro-batches whose gradient of the head's weight Megatron computes after the last one (0: all); None: it computes
+    each at once."""
 
     @property
     def micro_batches(self) -> int:

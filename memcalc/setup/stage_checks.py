@@ -1,4 +1,4 @@
-"""Checks of written stages and of groups of micro-batches, which are Megatron's."""
+"""Checks of written stages, of groups of micro-batches and of gradients that wait, which are Megatron's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _LAYERS = "stage_layers"
 _GROUP = "microbatch_group_size"
+_DEFERRED = "wgrad_deferral_limit"
 
 
 def with_stages(options: Options, layers: int | None) -> Options:
@@ -44,12 +45,15 @@ def check_stages(options: Options, engine: str, micro_batches: int) -> None:
     """Raise InputError for another engine than Megatron, and for stages and groups that it refuses
     (core/transformer/pipeline_parallel_layer_layout.py; forward_backward_pipelining_with_interleaving of
     core/pipeline_parallel/schedules.py)."""
-    for name in (_LAYERS, _GROUP):
+    for name in (_LAYERS, _GROUP, _DEFERRED):
         value = getattr(options, name)
         if value is not None and (engine != "megatron" or options.pp == 1):
             refuse(name, value, "needs --engine megatron and --pp 2 or more; allowed: leave it out")
     if options.stage_layers is not None:
         _check_layers(options, options.stage_layers)
+    if options.wgrad_deferral_limit is not None and options.gradient_accumulation_fusion is False:
+        why = "Megatron defers no gradient that the kernel does not accumulate"
+        refuse(_DEFERRED, options.wgrad_deferral_limit, f"{why}; allowed: with --gradient-accumulation-fusion")
     group = options.microbatch_group_size
     if group is not None:
         _check_groups(options, group, micro_batches)

@@ -42,7 +42,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "zero_quantized_weights": (True,), "zero_quantized_gradients": (True,), "zero_hpz_partition_size": (1, 4),
     "comm_hook": ("fp16", "powersgd"), "powersgd_rank": (1, 4), "compression_phase": ("warmup", "compressed"),
     "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,), "lengths": ("64:1",),
-    "stage_layers": ("2,3",), "microbatch_group_size": (4,), "cp_exchange_size": (2,),
+    "stage_layers": ("2,3",), "microbatch_group_size": (4,), "cp_exchange_size": (2,), "wgrad_deferral_limit": (0, 2),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}

@@ -131,6 +131,9 @@ def test_options(more: str, options: dict[str, Any]) -> None:
             {"schedule": "interleaved", "virtual_stages": 2, "microbatch_group_size": 4},
         ),
         ("--microbatch-group-size-per-virtual-pipeline-stage 4", {}),
+        ("--defer-embedding-wgrad-compute", {"wgrad_deferral_limit": 0}),
+        ("--defer-embedding-wgrad-compute --wgrad-deferral-limit 2", {"wgrad_deferral_limit": 2}),
+        ("--wgrad-deferral-limit 2", {}),
         ("--pipeline-model-parallel-layout E|t|t|t|t|t|t|t|t|L", {"schedule": "interleaved", "virtual_stages": 5}),
     ],
 )

@@ -97,6 +97,11 @@ def test_the_ranks_are_the_default() -> None:
         ({"stage_layers": "16,16", "first_stage_layers": 16}, "--stage-layers 16,16: has the first"),
         ({"stage_layers": "16,16", "engine": "fsdp2"}, "--stage-layers 16,16: needs --engine megatron"),
         ({"stage_layers": "32", "pp": 1}, "--stage-layers 32: needs --engine megatron and --pp 2"),
+        ({"wgrad_deferral_limit": 0, "pp": 1}, "--wgrad-deferral-limit 0: needs --engine megatron and --pp 2"),
+        (
+            {"wgrad_deferral_limit": 2, "gradient_accumulation_fusion": False},
+            "--wgrad-deferral-limit 2: Megatron defers no gradient",
+        ),
         ({"microbatch_group_size": 4}, "--microbatch-group-size 4: needs a pipeline with --virtual-stages 2"),
         (
             {"microbatch_group_size": 1, "schedule": "interleaved", "virtual_stages": 2},
@@ -119,3 +124,15 @@ def test_stages_written_out_are_the_equal_ones() -> None:
     skewed = memcalc.estimate("llama-7b", **setup, stage_layers="20,12")
     assert skewed.rank_peaks[0] > one.rank_peaks[0]
     assert skewed.rank_peaks[1] < one.rank_peaks[1]
+
+
+@pytest.mark.parametrize(("limit", "waiting"), [(0, 7), (1, 1), (3, 3), (7, 7), (100, 7)])
+def test_gradients_of_the_head_wait_on_the_last_stage(limit: int, waiting: int) -> None:
+    """Those of the micro-batches before the last one (LinearWithGradAccumulationAndAsyncCommunication)."""
+    setup: dict[str, Any] = {"gpus": 2, "pp": 2, "engine": "megatron", "seq_len": 64, "global_batch_size": 8}
+    for rank, count in ((0, 0), (1, waiting)):
+        plain = memcalc.estimate("llama-7b", **setup, pp_rank=rank)
+        other = memcalc.estimate("llama-7b", **setup, pp_rank=rank, wgrad_deferral_limit=limit)
+        each = 64 * (32000 + 4096) * 2
+        assert other.phases["backward"] - plain.phases["backward"] == count * each
+        assert other.phases["step"] == plain.phases["step"]

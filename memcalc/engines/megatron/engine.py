@@ -202,7 +202,26 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     always += _buffers(setup, stage)
     if setup.pp > 1 and left(stage.rank, len(stage.chunks)):
         step.append(between_stages(setup, stage)._replace(copies=left(stage.rank, len(stage.chunks))))
-    return Holdings(tuple(always), step=tuple(step), keeps_gradients=False, accumulates=True)
+    waiting = deferred(setup, stage)
+    return Holdings(tuple(always), waiting, waiting, tuple(step), keeps_gradients=False, accumulates=True)
+
+
+def deferred(setup: Setup, stage: Stage) -> tuple[Row, ...]:
+    """Return what waits for the gradient of the head's weight (`--defer-embedding-wgrad-compute`): the gradients of the logits
+    and the head's inputs of the micro-batches before the last one, which
+    LinearWithGradAccumulationAndAsyncCommunication puts aside until the pipeline is empty."""
+    limit, chunk = setup.wgrad_deferral_limit, stage.chunks[-1]
+    if limit is None or not chunk.layout.last:
+        return ()
+    count = min(limit or setup.micro_batches, setup.micro_batches - 1)
+    batch, whole, shard = sequence_dims(setup)
+    shapes = {"gradient of the logits": (batch, whole, chunk.vocab), "input of the head": (batch, shard, chunk.hidden)}
+    life = "until the pipeline is empty"
+    return tuple(
+        Row("buffers", f"{name} that waits", shape, setup.compute_dtype, count, life, "modelled", _LAYERS)
+        for name, shape in shapes.items()
+        if count
+    )
 
 
 def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:

@@ -30,7 +30,7 @@ def order_of(setup: Setup, stage: Stage, held: Holdings) -> Order:
     buffers = buffers_of(setup, stage)
     made = [row for row in held.always if row.component == "parameters"]
     gradients = [_flat("gradients", buffer, DTYPES[setup.grad_dtype]) for buffer in buffers]
-    rest = [row for row in held.always if row.component == "buffers"]
+    rest = [row for row in (*held.always, *held.backward) if row.component == "buffers"]
     casts = tuple(row for row in held.step if row.component == "gradients")
     if not shards_buffers(setup):
         mains = [row for row in held.always if row.component == "optimizer_states" and _is_main(row)]
