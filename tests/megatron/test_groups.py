@@ -17,9 +17,9 @@ from memcalc.megatron.between_stages import between, left
 
 CASES = [
     pytest.param(2, 6, 2, 3, id="2 stages, groups of 3"),
-    pytest.param(4, 5, 3, 5, id="4 stages, one group"),
+    pytest.param(4, 5, 3, 5, id="4 stages, one group", marks=pytest.mark.slow),
     pytest.param(2, 8, 2, 3, id="2 left over"),
-    pytest.param(3, 11, 2, 4, id="3 stages, 3 left over"),
+    pytest.param(3, 11, 2, 4, id="3 stages, 3 left over", marks=pytest.mark.slow),
 ]
 
 

@@ -66,7 +66,7 @@ def real(case: Case) -> tuple[Bytes, Counter[Any]]:
         return in_torch(kernel(case), mode), Counter(mode.calls)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [CASES[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CASES[1:])], ids=str)
 def test_it_saves_allocates_and_sends_what_the_real_one_does(case: Case) -> None:
     """On the last rank, as for a ring."""
     (theirs_bytes, calls_of), memory = real(case), Memory()

@@ -59,7 +59,9 @@ def on_paper(a: Architecture) -> Ran:
     return Ran(parameters, found["saved"], found["forward"], highest)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [n if n.startswith("gpt") else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def test_layers_are_gpt_models(name: str) -> None:
     a = MODELS[name]
     real, ours = latent_step(a, batch=BATCH, seq=SEQ), on_paper(a)

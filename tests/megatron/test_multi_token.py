@@ -30,6 +30,7 @@ MODELS = {
     "gpt-tied-three-more-tokens": replace(GPT, tied=True, mtp=3),
     "wide": replace(LLAMA, vocab=768, hidden=96, mtp=2),
 }
+DEFAULT = ("two-more-tokens", "gpt-tied-three-more-tokens")
 BATCH, SEQ = 2, 32
 
 
@@ -63,7 +64,7 @@ def on_paper(a: Architecture, tp: int, first: bool) -> Ran:
 
 @pytest.mark.parametrize("first", [False, True], ids=["last-stage", "one-stage"])
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 def test_the_last_stage_is_gpt_models(name: str, tp: int, first: bool) -> None:
     a = MODELS[name]
     real, ours = predicting_step(a, tp=tp, batch=BATCH, seq=SEQ, first=first), on_paper(a, tp, first)
