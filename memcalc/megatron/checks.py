@@ -265,10 +265,6 @@ def _check_sequence(options: Options, seq_len: int) -> None:
     if options.cp > 1 and options.precision == "fp32":
         why = f"Transformer Engine's attention in fp32 (unfused) has no context parallelism (cp {options.cp})"
         refuse("precision", "fp32", f"{why}; allowed: bf16-mixed, fp16-mixed")
-    gathers = options.cp > 1 and options.cp_comm_type == "all_gather" and options.micro_batch_size > 1
-    if gathers and options.attention == "flash":
-        why = f"keys and values gathered for micro-batches of {options.micro_batch_size} {NOT_YET}sdpa, or --cp-comm-type p2p"
-        refuse("attention", "flash", why)
     if options.cp > 1 and seq_len % (2 * options.cp):
         refuse("seq_len", seq_len, f"context parallelism needs a multiple of 2·cp = {2 * options.cp}")
     if seq_len % unit:

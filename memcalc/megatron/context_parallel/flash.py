@@ -13,14 +13,16 @@ from memcalc.core.ops.shape import clone
 from memcalc.kernels.megatron import batch_first
 from memcalc.megatron.context_parallel import shared_attention
 from memcalc.megatron.context_parallel.exchanged import exchanged_attention
+from memcalc.megatron.context_parallel.gathered_by_batch import gathered_attention_by_batch
 from memcalc.megatron.context_parallel.ring import exchanged_ring_attention, ring_attention
 
 if TYPE_CHECKING:
     from memcalc.core.tensor import Tensor
     from memcalc.megatron.context_parallel import SharedAttention
 
-_OF_BATCHES: Final = {"p2p": ring_attention, "a2a": exchanged_attention}
-"""Gathered keys and values are copied once more in both layouts, which is not modelled."""
+_OF_BATCHES: Final = {
+    "p2p": ring_attention, "a2a": exchanged_attention, "all_gather": gathered_attention_by_batch,
+}  # fmt: skip
 
 
 def flash_attention(kind: str, exchanging: int = 1) -> SharedAttention:

@@ -40,12 +40,12 @@ def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: b
     shape = q.shape
     note = attends_backward if backward else attends
     for count, is_causal in ((_DIAGONAL, True), (times - _DIAGONAL, False)):
-        own, values = (*shape[:3], _share(shape[3], count, parts)), (*v[:3], _share(v[3], count, parts))
+        own, values = (*shape[:3], share(shape[3], count, parts)), (*v[:3], share(v[3], count, parts))
         note(q.memory, own, shape, values, q.dtype, is_causal)
 
 
 @lru_cache(maxsize=1024)
-def _share(width: Dim, times: int, parts: int) -> Dim:
+def share(width: Dim, times: int, parts: int) -> Dim:
     """Return `times / parts` of a width. The width divides evenly; a sequence of varying length need not."""
     return Dim(f"{times}/{parts}·{width.name}", times * width.size // parts)
 
