@@ -20,8 +20,8 @@ from memcalc.megatron.context_parallel.layout import Laid, attends_in_parts, lai
 def gathered_attention_by_batch(q: Tensor, k: Tensor, v: Tensor, ranks: int, incoming: Laid) -> Tensor:
     """Compute attention. It saves q, copies of k and v by token, and each chunk's output and fp32 logsumexp. `incoming` lays
     out the gradient that backward is given."""
-    by_token = [laid_out(x, x.shape, name) for x, name in ((k, "keys by token"), (v, "values by token"))]
-    keys, values = gather(*by_token, ranks)
+    k_by_token, v_by_token = laid_out(k, k.shape, "keys by token"), laid_out(v, v.shape, "values by token")
+    keys, values = gather(k_by_token, v_by_token, ranks)
     attends_in_parts(q, v.shape, 2 * ranks + 1, 4)  # of 2·cp chunks in total
     out = laid_out(q, q.shape, "attention output")
     of_chunks: list[Tensor] = []
@@ -32,7 +32,8 @@ def gathered_attention_by_batch(q: Tensor, k: Tensor, v: Tensor, ranks: int, inc
     of_chunks.append(new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp"))
     del keys, values, chunk
     if recording(q, k, v):
-        out.node = Node(q.memory, _backward, (q, k, v), (q, *by_token, *of_chunks), (ranks, incoming))
+        saved = (q, k_by_token, v_by_token, *of_chunks)
+        out.node = Node(q.memory, _backward, (q, k, v), saved, (ranks, incoming))
     return transpose(out, 1, 2)
 
 
