@@ -70,6 +70,12 @@ def _check_layers(options: Options, given: str) -> None:
     if len(counts) != stages:
         product = f"pp {options.pp} · virtual-stages {options.virtual_stages} = {stages}"
         refuse(_LAYERS, given, f"has {len(counts)} stages; allowed: {product} numbers")
+    if 0 in counts[1:-1]:
+        refuse(
+            _LAYERS,
+            given,
+            "a stage between the first and the last has nothing without layers; allowed: 1 or more there",
+        )
 
 
 def _check_groups(options: Options, group: int, micro_batches: int) -> None:

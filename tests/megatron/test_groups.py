@@ -96,6 +96,7 @@ def test_the_ranks_are_the_default() -> None:
         ({"stage_layers": "-1,33"}, "--stage-layers -1,33: allowed"),
         ({"stage_layers": "16,16", "first_stage_layers": 16}, "--stage-layers 16,16: has the first"),
         ({"stage_layers": "16,16", "engine": "fsdp2"}, "--stage-layers 16,16: needs --engine megatron"),
+        ({"stage_layers": "16,0,16,0", "pp": 4, "gpus": 4}, "--stage-layers 16,0,16,0: a stage between"),
         ({"stage_layers": "32", "pp": 1}, "--stage-layers 32: needs --engine megatron and --pp 2"),
         ({"wgrad_deferral_limit": 0, "pp": 1}, "--wgrad-deferral-limit 0: needs --engine megatron and --pp 2"),
         (
