@@ -105,6 +105,40 @@ AutoTp = Annotated[
         "--autotp",
     ),
 ]
+StageLayers = Annotated[
+    str | None,
+    option(
+        "Megatron: the layers of each stage with commas, in the model's order, such as 3,2,2,1. (default: equal stages)",
+        KNOBS,
+        "--stage-layers",
+    ),
+]
+MicrobatchGroupSize = Annotated[
+    int | None,
+    option(
+        "Megatron's interleaved schedule: the micro-batches that go through one chunk before the next chunk's turn. (default: "
+        "the pipeline's ranks)",
+        KNOBS,
+        "--microbatch-group-size",
+    ),
+]
+CpExchangeSize = Annotated[
+    int | None,
+    option(
+        "With --cp-comm-type a2a+p2p: the ranks that exchange heads; keys and values go round the others.",
+        KNOBS,
+        "--cp-exchange-size",
+    ),
+]
+WgradDeferralLimit = Annotated[
+    int | None,
+    option(
+        "Megatron: the micro-batches whose gradient of the head's weight is computed when the pipeline is empty; 0: all. "
+        "(default: at once)",
+        KNOBS,
+        "--wgrad-deferral-limit",
+    ),
+]
 CommHook = Annotated[
     str | None,
     option(

@@ -79,7 +79,7 @@ Cp = Annotated[int | None, option("Context parallel degree. (default: 1)", _PARA
 CpCommType = Annotated[
     str | None,
     option(
-        "How --cp communicates: p2p (a ring), all_gather, a2a (Ulysses). (default: megatron p2p, fsdp2 all_gather, "
+        "How --cp communicates: p2p (a ring), all_gather, a2a (Ulysses), a2a+p2p. (default: megatron p2p, fsdp2 all_gather, "
         "deepspeed a2a)",
         _PARALLEL,
         "--cp-comm-type",

@@ -54,12 +54,16 @@ def branches_of(model: Model, setup: Setup) -> Branches:
 def _states(setup: Setup, micro_batches: int) -> Hashable:
     """Return the states of Megatron's ranks."""
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    return tuple(_states_of(setup.schedule, rank, setup.pp, micro_batches, chunks) for rank in range(setup.pp))
+    group = setup.microbatch_group_size
+    of_ranks = (_states_of(setup.schedule, rank, setup.pp, micro_batches, chunks, group) for rank in range(setup.pp))
+    limit = setup.wgrad_deferral_limit
+    waiting = 0 if limit is None else min(limit or micro_batches, micro_batches - 1)
+    return waiting, *of_ranks
 
 
 @lru_cache(maxsize=4096)
-def _states_of(schedule: str, rank: int, stages: int, micro_batches: int, chunks: int) -> Hashable:
-    return frozenset(states(schedule, rank, stages, micro_batches, chunks))
+def _states_of(schedule: str, rank: int, stages: int, micro_batches: int, chunks: int, group: int | None) -> Hashable:
+    return frozenset(states(schedule, rank, stages, micro_batches, chunks, group))
 
 
 def _enough(setup: Setup, micro_batches: int) -> Hashable:

@@ -42,8 +42,9 @@ def megatron_ranks(model: Model, setup: Setup) -> list[Rank]:
             make = partial(_of_chunk, model, chunk, choices, setup)
             profiles.append(made_once(made, key, setup.tokens_per_part, make))
         holdings, sums = _held_by(held, setup, stage)
-        played = turns_to_play(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
-        order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
+        steps = setup.pp, setup.micro_batches, len(stage.chunks), setup.microbatch_group_size
+        played = turns_to_play(setup.schedule, stage.rank, *steps)
+        order = states(setup.schedule, stage.rank, *steps)
         sends = partial(collectives_of, stage=stage, profiles=profiles)
         rank = Rank(
             stage.rank, holdings, sums, tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
@@ -61,7 +62,8 @@ def _held_by(held: dict[Hashable, HoldingsAndSums], setup: Setup, stage: Stage) 
     from memcalc.engines.megatron.engine import decided_by_length, holdings_of
 
     fuses = stage.chunks[0].fuses_softmax(setup.micro_batch_size, setup.tokens_per_part)
-    key = stage.rank, stage.chunks, decided_by_length(setup, stage), fuses
+    waiting = None if setup.wgrad_deferral_limit is None else setup.micro_batches
+    key = stage.rank, stage.chunks, decided_by_length(setup, stage), fuses, waiting
     if key not in held:
         holdings = holdings_of(setup, stage)
         held[key] = HoldingsAndSums(holdings, sums_of(holdings))

@@ -109,8 +109,8 @@ class HoldingsAndSums(NamedTuple):
 
 _NOT_HELD: Final = frozenset({
     "gpus", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
-    "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "gpu",
-    "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
+    "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "stage_layers",
+    "microbatch_group_size", "gpu", "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
 })  # fmt: skip
 """The fields of a setup that decide nothing of what a rank holds, or only through what else is in the key."""
 decides_holdings: Final = itemgetter(*(i for i, name in enumerate(Setup._fields) if name not in _NOT_HELD))

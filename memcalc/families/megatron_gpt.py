@@ -66,6 +66,8 @@ class MegatronGPTConfig(FamilyConfig):
     qk_head_dim: Count | None = None
     qk_pos_emb_head_dim: Count | None = None
     v_head_dim: Count | None = None
+    mtp_num_layers: Count | None = None
+    """The layers of multi-token prediction; None: there are none."""
 
     @property
     def tie_word_embeddings(self) -> bool:
@@ -108,18 +110,8 @@ class MegatronGPTConfig(FamilyConfig):
         missing = [name for name in _LATENT if getattr(self, name) is None]
         if missing:
             raise ValueError(f"field `{missing[0]}` is missing, and multi_latent_attention needs it")
-        modelled = (
-            self.normalization == "RMSNorm"
-            and self.qk_layernorm
-            and self.position_embedding_type == "rope"
-            and not (self.add_bias_linear or self.add_qkv_bias)
-            and self.num_query_groups in (None, self.num_attention_heads)
-        )
-        if not modelled:
-            raise ValueError(
-                "multi_latent_attention needs RMSNorm, qk_layernorm, rope, no biases and no num_query_groups: others "
-                "are not modelled"
-            )
+        if self.add_qkv_bias or self.num_query_groups not in (None, self.num_attention_heads):
+            raise ValueError("multi_latent_attention is modelled without add_qkv_bias and without num_query_groups")
 
 
 def _architecture(config: Any) -> Architecture:
@@ -138,7 +130,7 @@ def _architecture(config: Any) -> Architecture:
         gated=c.swiglu,
         squared_relu=c.squared_relu,
         rms_norm=c.normalization == "RMSNorm",
-        qkv_bias=c.add_qkv_bias or c.add_bias_linear,
+        qkv_bias=(c.add_qkv_bias or c.add_bias_linear) and not c.multi_latent_attention,
         linear_bias=c.add_bias_linear,
         qk_norm=c.qk_layernorm and not c.multi_latent_attention,
         positions=c.max_position_embeddings if c.position_embedding_type == "learned_absolute" else None,
@@ -147,6 +139,7 @@ def _architecture(config: Any) -> Architecture:
         attention_dropout=c.attention_dropout,
         experts=_experts(c),
         latent=_latent(c),
+        mtp=c.mtp_num_layers or 0,
     )
 
 
@@ -186,6 +179,7 @@ def _latent(c: MegatronGPTConfig) -> Latent | None:
         nope_dim=c.qk_head_dim,
         rope_dim=c.qk_pos_emb_head_dim,
         v_dim=c.v_head_dim,
+        normed=c.qk_layernorm,
     )
 
 
@@ -228,8 +222,19 @@ class MegatronGPT(Program):
             yield Weight("embedding.position_embeddings.weight", table, "embedding")
         yield from self.stack("decoder.layers")
         yield from self.norm_weights("decoder.final_layernorm", self.hidden)
+        for i in range(self.a.mtp):
+            yield from self.prediction_weights(f"mtp.layers.{i}")
         if not self.a.tied:
             yield Weight("output_layer.weight", (self.vocab, self.hidden), "head")
+
+    def prediction_weights(self, path: str) -> Iterator[Weight]:
+        """Yield the weights of a layer of multi-token prediction, which is as the decoder's last layer."""
+        yield from self.norm_weights(f"{path}.enorm", self.hidden)
+        yield from self.norm_weights(f"{path}.hnorm", self.hidden)
+        yield Weight(f"{path}.eh_proj.weight", (self.hidden, Dim("2·hidden", 2 * self.hidden.size)), "mlp")
+        for weight in self.layer_weights(self.layers - 1):
+            yield weight._replace(name=f"{path}.transformer_layer.{weight.name}")
+        yield from self.norm_weights(f"{path}.final_layernorm", self.hidden)
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.norm_weights("input_layernorm", self.hidden)
@@ -267,11 +272,14 @@ class MegatronGPT(Program):
         else:
             q_rank = Dim("q_lora_rank", latent.q_rank)
             fans |= {"linear_q_down_proj": (self.hidden, q_rank), "linear_q_up_proj": (q_rank, q_width)}
-            yield Weight("self_attention.q_layernorm.weight", (q_rank,), "norm")
+            if latent.normed:
+                yield from self.norm_weights("self_attention.q_layernorm", q_rank)
         fans |= {"linear_kv_down_proj": (self.hidden, compressed), "linear_kv_up_proj": (kv_rank, kv_width)}
         for name, (fan_in, fan_out) in fans.items():
-            yield from self.linear_weights(f"self_attention.{name}", fan_in, fan_out, "attention", bias=False)
-        yield Weight("self_attention.kv_layernorm.weight", (kv_rank,), "norm")
+            bias = self.a.linear_bias and name == "linear_proj"
+            yield from self.linear_weights(f"self_attention.{name}", fan_in, fan_out, "attention", bias=bias)
+        if latent.normed:
+            yield from self.norm_weights("self_attention.kv_layernorm", kv_rank)
 
     def mlp_weights(self, path: str, ffn: Dim) -> Iterator[Weight]:
         fc1, bias = Dim(f"2·{ffn.name}", 2 * ffn.size) if self.a.gated else ffn, self.a.linear_bias

@@ -7,6 +7,7 @@ core/model_parallel_config.py and core/optimizer/optimizer_config.py, NVIDIA/Meg
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -31,10 +32,18 @@ _SIZES: Final = {
     "micro_batch_size": "--micro-batch-size",
     "global_batch_size": "--global-batch-size",
 }
+_SCHEDULED: Final = "--step-batch-size-schedule"
 _DTYPES: Final = ("fp32", "bf16", "fp16")
+_LEVELS: Final = "--hierarchical-context-parallel-sizes"
 _BACKENDS: Final = {"flash": "flash", "fused": "sdpa", "unfused": "unfused", "local": "eager", "auto": None}
 """AttnBackend (core/transformer/enums.py) in memcalc's names."""
-_COMM_TYPES: Final = {"p2p": "p2p", "allgather": "all_gather", "all_gather": "all_gather", "a2a": "a2a"}
+_COMM_TYPES: Final = {
+    "p2p": "p2p",
+    "allgather": "all_gather",
+    "all_gather": "all_gather",
+    "a2a": "a2a",
+    "a2a+p2p": "a2a+p2p",
+}
 _OPTIMIZERS: Final = {"adam": "adamw", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
 _STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """The ZeRO stage of each `--data-parallel-sharding-strategy`."""
@@ -135,9 +144,27 @@ def _sequences(a: Arguments, degrees: Mapping[str, Value]) -> dict[str, Value]:
             "--cp-comm-type", f"different kinds by layer are not modelled; allowed: one of {', '.join(_COMM_TYPES)}"
         )
     (kind,) = kinds
+    levels = _levels(a, kind, degrees["cp"].value)
+    if 1 in levels:  # Transformer Engine takes the other one alone (attn_forward_func_with_cp)
+        kind = "p2p" if levels[0] == 1 else "a2a"
     if kind not in _COMM_TYPES:
         a.refuse("--cp-comm-type", f"not modelled; allowed: {', '.join(_COMM_TYPES)}")
-    return {**out, "cp_comm_type": a.value("--cp-comm-type", _COMM_TYPES[kind])}
+    out["cp_comm_type"] = a.value("--cp-comm-type", _COMM_TYPES[kind])
+    return out | ({"cp_exchange_size": a.value(_LEVELS, levels[0])} if kind == "a2a+p2p" else {})
+
+
+def _levels(a: Arguments, kind: str, ranks: int) -> list[int]:
+    """Return the ranks that exchange heads, and those of the rings; [] with one kind of context parallelism. Raises
+    InputError for more than two levels."""
+    if kind != "a2a+p2p":
+        return []
+    if _LEVELS not in a:
+        a.refuse("--cp-comm-type", f"Megatron needs {_LEVELS} with it; allowed: p2p, allgather, a2a, or with that")
+    words = a.names(_LEVELS)
+    sizes = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 7]
+    if len(sizes) != len(words) or len(sizes) != 2 or sizes[0] * sizes[1] != ranks:
+        a.refuse(_LEVELS, f"allowed: the ranks of a2a and of p2p, whose product is the context-parallel size {ranks}")
+    return sizes
 
 
 # --- the step
@@ -159,10 +186,21 @@ def _step(a: Arguments, notes: list[str]) -> dict[str, Value]:
         out["attention_mask_in_dataloader"] = a.value(key if a.on(key) else documents, False)
     if a.on("--perform-rl-step"):
         out["task"] = a.value("--perform-rl-step", "grpo")
-    for name in ("--rampup-batch-size", "--step-batch-size-schedule"):
+    scheduled = _last_batch_size(a)
+    if scheduled is not None and "global_batch_size" not in out:
+        out["global_batch_size"] = a.value(_SCHEDULED, scheduled)
+        notes.append(f"{a.shown(_SCHEDULED)}: counted with its last batch size, {scheduled}")
+        return out
+    for name in ("--rampup-batch-size", _SCHEDULED):
         if a.given(name):
             notes.append(f"{a.shown(name)}: every step has the whole --global-batch-size")
     return out
+
+
+def _last_batch_size(a: Arguments) -> int | None:
+    """Return the batch size of the last entry of "0:384 200B:768"; None if there is none."""
+    sizes = re.findall(r"[\w.]+:(\d{1,10})(?=\s|$)", a.text(_SCHEDULED) or "")
+    return int(sizes[-1]) or None if sizes else None
 
 
 def _sharded(a: Arguments, notes: list[str]) -> dict[str, Value]:
@@ -170,6 +208,8 @@ def _sharded(a: Arguments, notes: list[str]) -> dict[str, Value]:
     out = _optimizer(a)
     norm = a.number("--clip-grad")
     out["clip_grad_norm"] = a.default("--clip-grad", True) if norm is None else a.value("--clip-grad", norm > 0)
+    if a.text("--optimizer") == "dist_muon":
+        out["zero"] = a.value("--optimizer", 1)
     if a.on("--use-distributed-optimizer"):
         out["zero"] = a.value("--use-distributed-optimizer", 1)
     elif a.on("--deepspeed") and (stage := a.whole("--zero-stage", 0, 3)) is not None:

@@ -150,16 +150,11 @@ def routed_type(experts: Experts, *, normed: bool, biased: bool) -> dict[str, An
     }
 
 
-def check_latent(a: Arguments, is_llama: bool) -> None:
+def check_latent(a: Arguments) -> None:
     """Raise InputError for other layers than those that `--multi-latent-attention` is modelled with."""
     for key in ("--add-qkv-bias", "--group-query-attention"):
         if a.on(key):
             a.reject(key, "is not modelled with --multi-latent-attention; allowed: leave it out")
-    if not a.on("--qk-layernorm"):
-        a.reject("--qk-layernorm", "is missing; --multi-latent-attention is not modelled without it")
-    if not is_llama:
-        allowed = "with --normalization RMSNorm --disable-bias-linear --position-embedding-type rope"
-        a.reject("--multi-latent-attention", f"is not modelled with other layers; allowed: {allowed}")
 
 
 def latent_dims(a: Arguments) -> dict[str, int | None]:

@@ -220,6 +220,9 @@ def _own(a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropou
     }
     if kind.activation == "squared_relu":
         config["squared_relu"] = True
+    predictions = a.whole("--mtp-num-layers", 0, 1000)
+    if predictions:
+        config["mtp_num_layers"] = predictions
     if shape.positions is not None:
         config["max_position_embeddings"] = shape.positions
     if experts is not None:
@@ -227,7 +230,7 @@ def _own(a: Arguments, shape: Shape, kind: Kind, experts: Experts | None, dropou
             a.reject("--num-experts", "experts with biases are not modelled; allowed: with --disable-bias-linear")
         config |= own_experts(a, experts, shape.layers)
     if a.on("--multi-latent-attention"):
-        check_latent(a, kind.rms_norm and not kind.biased and not kind.learned)
+        check_latent(a)
         config |= {"multi_latent_attention": True, "num_query_groups": shape.heads, **latent_dims(a)}
     return config
 

@@ -66,7 +66,7 @@ def _layers(a: Architecture) -> Flags:
         "--squared-relu": a.squared_relu or None,
         "--disable-bias-linear": not a.linear_bias or None,
         "--add-qkv-bias": (a.qkv_bias and not a.linear_bias) or None,
-        "--qk-layernorm": (a.qk_norm or a.latent is not None) or None,
+        "--qk-layernorm": (a.qk_norm or (a.latent is not None and a.latent.normed)) or None,
         "--hidden-dropout": float(a.hidden_dropout),
         "--attention-dropout": float(a.attention_dropout),
     }
@@ -83,6 +83,7 @@ def _ends(a: Architecture, setup: Setup, model: Model) -> Flags:
         "--tokenizer-type": "NullTokenizer",
         "--vocab-size": _tokens(a.vocab, _ROWS * setup.tp),
         "--untie-embeddings-and-output-weights": not a.tied or None,
+        "--mtp-num-layers": a.mtp or None,
     }
 
 

@@ -9,12 +9,13 @@ from memcalc.formats.megatron_arguments import SCRIPT
 from memcalc.formats.megatron_section import Arguments
 
 _NO_TYPE: Final = "no modelled type has it; allowed: leave it out"
+_ENCODER: Final = "models with an encoder (T5, or of images) are not modelled with Megatron"
+_IMAGES: Final = "models with images are not modelled with Megatron"
 _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--quick-geglu": (_NO_TYPE, ()),
     "--hybrid-layer-pattern": ("Mamba and hybrid layers are not modelled with Megatron", ()),
     "--hybrid-override-pattern": ("Mamba and hybrid layers are not modelled with Megatron", ()),
     "--is-hybrid-model": ("Mamba and hybrid layers are not modelled with Megatron", ()),
-    "--mtp-num-layers": ("multi-token prediction is not modelled; allowed: 0", ("0",)),
     "--experimental-attention-variant": (_NO_TYPE, ()),
     "--heterogeneous-layers-config-path": (_NO_TYPE, ()),
     "--heterogeneous-layers-config-encoded-json": (_NO_TYPE, ()),
@@ -23,7 +24,16 @@ _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--softmax-type": ("no modelled type has it; allowed: vanilla", ("vanilla",)),
     "--qk-l2-norm": (_NO_TYPE, ()),
     "--enable-mhc-connections": (_NO_TYPE, ()),
-    "--decoder-num-layers": ("models with an encoder are not modelled with Megatron", ()),
+    "--decoder-num-layers": (_ENCODER, ()),
+    "--decoder-seq-length": (_ENCODER, ()),
+    "--vocab-extra-ids": (_ENCODER, ("0",)),
+    "--bert-no-binary-head": ("BERT is not modelled with Megatron", ()),
+    "--img-h": (_IMAGES, ()),
+    "--img-w": (_IMAGES, ()),
+    **dict.fromkeys(
+        ("--prompts", "--prompt-file", "--num-tokens-to-generate", "--incoming-requests-per-step"),
+        ("nothing is trained; allowed: memcalc infer", ()),
+    ),
     "--spec": ("layers of another specification are not modelled; allowed: local", ("local",)),
     "--yaml-cfg": ("the arguments are in that file; allowed: --megatron-args FILE", ()),
     "--use-kitchen-attention": ("is not modelled; allowed: leave it out", ()),
@@ -35,8 +45,8 @@ _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--export-kd-teacher-load": ("distillation, with its teacher, is not modelled; allowed: leave it out", ()),
     "--hybrid-context-parallel": ("is not modelled; allowed: leave it out", ()),
     "--vision-pretraining": ("is not modelled with Megatron", ()),
-    "--vision-model-type": ("models with images are not modelled with Megatron", ()),
-    "--disable-vision-class-token": ("models with images are not modelled with Megatron", ()),
+    "--vision-model-type": (_IMAGES, ()),
+    "--disable-vision-class-token": (_IMAGES, ()),
     "--retro-project-dir": ("Retro is not modelled", ()),
     "--model-parallel-size": ("is no longer valid in Megatron-LM; allowed: --tensor-model-parallel-size", ()),
     "--batch-size": ("is no longer valid in Megatron-LM; allowed: --micro-batch-size", ()),
@@ -58,7 +68,6 @@ _NOTED: Final[Mapping[str, _Note]] = {
     "--overlap-grad-reduce": _Note("the reduction of gradients is timed as exposed"),
     "--overlap-param-gather": _Note("the gather of weights is timed as exposed"),
     "--overlap-p2p-communication-warmup-flush": _Note("the schedule is counted without it"),
-    "--defer-embedding-wgrad-compute": _Note("the head's weight gradient is counted as computed at once"),
     "--delay-wgrad-compute": _Note("weight gradients are counted as computed at once"),
     "--overlap-moe-expert-parallel-comm": _Note("micro-batches are counted as run one by one"),
     "--enable-cuda-graph": _Note("the memory of CUDA graphs is not counted"),
@@ -82,10 +91,8 @@ _NOTED: Final[Mapping[str, _Note]] = {
     "--mlp-chunks-for-training": _Note("the MLP is counted as one", ("1",)),
     "--window-size": _Note("every token is counted as attending to all before it"),
     "--sft": _Note("counted as pretraining on sequences of --seq-length"),
-    "--hierarchical-context-parallel-sizes": _Note("the ranks of a sequence are counted as one group"),
     "--max-seqlen-per-dp-cp-rank": _Note("counted with sequences of --seq-length"),
     "--empty-unused-memory-level": _Note("the allocator's cache is counted as never emptied", ("0",)),
-    "--microbatch-group-size-per-virtual-pipeline-stage": _Note("counted as pp"),
     "--ddp-param-name-patterns-for-fp32-local-accumulation": _Note("gradients are counted in one dtype"),
     "--ddp-reduce-scatter-with-fp32-accumulation": _Note("counted as a reduce-scatter"),
     "--use-tp-pp-dp-mapping": _Note("ranks are timed in the order tp, cp, dp, pp"),
@@ -138,7 +145,7 @@ def notes_of(a: Arguments) -> list[str]:
     """Return a sentence for each argument that matters and is not modelled."""
     tables = {**_NOTED, **(_OF_EXPERTS if a.given("--num-experts", ("0",)) else {})}
     notes = [f"{a.shown(key)}: {note.text}" for key, note in tables.items() if a.given(key, note.without)]
-    return [*notes, *_fusions(a), *_experts(a), *_precision_aware(a)]
+    return [*notes, *_fusions(a), *_experts(a), *_precision_aware(a), *_muon(a)]
 
 
 def _fusions(a: Arguments) -> list[str]:
@@ -172,6 +179,20 @@ def _experts(a: Arguments) -> list[str]:
     routers = [a.shown(key) for key, without in _OF_ROUTERS.items() if a.given(key, without)]
     if routers:
         notes.append(f"{', '.join(routers)}: their tables of tokens by experts are not counted")
+    return notes
+
+
+def _muon(a: Arguments) -> list[str]:
+    """Return notes on Muon's optimizer as newer versions distribute it."""
+    if a.text("--optimizer") not in ("muon", "dist_muon"):
+        return []
+    notes: list[str] = []
+    if a.given("--muon-scalar-optimizer", ("adam",)):
+        notes.append(f"{a.shown('--muon-scalar-optimizer')}: counted as adam")
+    if a.on("--use-distributed-optimizer") and not a.on("--no-use-layer-wise-param-layout"):
+        notes.append(
+            "--use-distributed-optimizer: counted as dist_muon of Megatron-Core 0.16, with whole weights by rank"
+        )
     return notes
 
 

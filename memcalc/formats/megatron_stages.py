@@ -11,18 +11,32 @@ from typing import Final
 
 from memcalc.formats.found import Value
 from memcalc.formats.megatron_section import Arguments
-from memcalc.megatron.schedules import layers_of_chunks
+from memcalc.megatron.schedules import ends_of, layers_of_chunks
 
 _LAYOUT: Final = "--pipeline-model-parallel-layout"
 _FIRST: Final = "--decoder-first-pipeline-num-layers"
 _LAST: Final = "--decoder-last-pipeline-num-layers"
 _WITH_EMBEDDING: Final = "--account-for-embedding-in-pipeline-split"
 _WITH_LOSS: Final = "--account-for-loss-in-pipeline-split"
+_GROUP: Final = "--microbatch-group-size-per-virtual-pipeline-stage"
+_DEFERS: Final = "--defer-embedding-wgrad-compute"
+_LIMIT: Final = "--wgrad-deferral-limit"
 _MOST_LAYERS: Final = 10_000
 
 
 def stages_of(a: Arguments) -> dict[str, Value]:
-    """Return the schedule, the chunks of a rank, and the layers of the first and last stage. Raises InputError."""
+    """Return the schedule, the chunks of a rank, and the layers of the stages that are not equal. Raises InputError."""
+    out = _divided(a)
+    group = a.whole(_GROUP, 1, 10**6)
+    if group is not None and "virtual_stages" in out:
+        out["microbatch_group_size"] = a.value(_GROUP, group)
+    if a.on(_DEFERS):
+        limit = a.whole(_LIMIT, 0, 10**6)
+        out["wgrad_deferral_limit"] = a.value(_DEFERS if limit is None else _LIMIT, limit or 0)
+    return out
+
+
+def _divided(a: Arguments) -> dict[str, Value]:
     pp = a.whole("--pipeline-model-parallel-size", 1) or 1
     if _LAYOUT in a:
         return _of_layout(a, pp)
@@ -76,7 +90,8 @@ def layers_of(a: Arguments) -> int | None:
     if layers is None:
         return None
     chunks = options["virtual_stages"].value if "virtual_stages" in options else 1
-    ends = (options[name].value if name in options else None for name in ("first_stage_layers", "last_stage_layers"))
+    names = ("first_stage_layers", "last_stage_layers", "stage_layers")
+    ends = (options[name].value if name in options else None for name in names)
     try:
         return max(layers_of_chunks(layers, chunks * (a.whole("--pipeline-model-parallel-size", 1) or 1), *ends))
     except ValueError:
@@ -93,8 +108,9 @@ def _of_layout(a: Arguments, pp: int) -> dict[str, Value]:
         stages = _expanded(re.sub(r"[\s,]", "", text)).split("|")
     except (ValueError, RecursionError):
         a.refuse(_LAYOUT, "allowed: stages of E, t, L with |, such as E|(t|)*3L")
-    if set("".join(stages)) - set("EtL"):
-        a.refuse(_LAYOUT, "layers besides E, t and L (of multi-token prediction) are not modelled; allowed: E, t, L")
+    if set("".join(stages)) - set("EtmL"):
+        a.refuse(_LAYOUT, "other layers are not modelled; allowed: E, t, m, L")
+    _check_predictions(a, stages)
     layers = a.whole("--num-layers", 1)
     counts = [stage.count("t") for stage in stages]
     if len(stages) % pp:
@@ -102,27 +118,27 @@ def _of_layout(a: Arguments, pp: int) -> dict[str, Value]:
     if layers is not None and sum(counts) != layers:
         a.refuse(_LAYOUT, f"it has {sum(counts)} layers, and --num-layers is {layers}")
     chunks = len(stages) // pp
-    ends = _ends(counts, whole=chunks > 1 or pp == 1)
+    ends = ends_of(counts, whole=chunks > 1 or pp == 1)
     if ends is None:
-        a.refuse(_LAYOUT, "these stages are not modelled; allowed: equal ones, but for the first and the last")
+        written = {"stage_layers": a.value(_LAYOUT, ",".join(map(str, counts)))}
+        return written | (_interleaved(a, chunks) if chunks > 1 else {})
     names = ("first_stage_layers", "last_stage_layers")
     given = {name: a.value(_LAYOUT, count) for name, count in zip(names, ends, strict=True) if count is not None}
-    if chunks > 1:
-        given |= {"schedule": a.value(_LAYOUT, "interleaved"), "virtual_stages": a.value(_LAYOUT, chunks)}
-    return given
+    return given | (_interleaved(a, chunks) if chunks > 1 else {})
 
 
-def _ends(counts: list[int], *, whole: bool) -> tuple[int | None, int | None] | None:
-    """Return the layers of the first and last stage with which memcalc makes these stages; None if none do. `whole`:
-    they cannot be given."""
-    given = ((counts[0], None), (None, counts[-1]), (counts[0], counts[-1]))
-    for first, last in ((None, None), *(given if not whole else ())):
-        try:
-            if 0 not in (first, last) and layers_of_chunks(sum(counts), len(counts), first, last) == counts:
-                return first, last
-        except ValueError:
-            continue
-    return None
+def _interleaved(a: Arguments, chunks: int) -> dict[str, Value]:
+    return {"schedule": a.value(_LAYOUT, "interleaved"), "virtual_stages": a.value(_LAYOUT, chunks)}
+
+
+def _check_predictions(a: Arguments, stages: list[str]) -> None:
+    """Raise InputError for layers of multi-token prediction that are not those of `--mtp-num-layers`, or before the last
+    stage (Megatron allows a stage of their own there, whose hidden states are longer)."""
+    found, wanted = sum(stage.count("m") for stage in stages), a.whole("--mtp-num-layers", 0, 1000) or 0
+    if found != wanted:
+        a.refuse(_LAYOUT, f"it has {found} m, and --mtp-num-layers is {wanted}")
+    if found and "m" in "".join(stages[:-1]):
+        a.refuse(_LAYOUT, "layers of multi-token prediction before the stage with L are not modelled; allowed: mL")
 
 
 def _expanded(text: str) -> str:

@@ -14,6 +14,8 @@ from memcalc.formats.megatron_section import Arguments
 _TYPE: Final = "--tokenizer-type"
 _SIZE: Final = "--vocab-size"
 _PADDED: Final = "--padded-vocab-size"
+_WORDS: Final = "--vocab-file"
+_MERGES: Final = "--merge-file"
 _MULTIPLE: Final = "--make-vocab-size-divisible-by"
 _GPT2: Final = 50257
 _DEFAULTS: Final = {"TikTokenizer": 2**17, "Llama2Tokenizer": 32000}
@@ -50,11 +52,12 @@ def padded(tokens: int, multiple: int) -> int:
 def _tokens(a: Arguments, notes: list[str], multiple: int) -> int:
     """Return the tokens of the tokenizer."""
     kind, size = _kind(a), a.whole(_SIZE, 1, _MOST)
-    if a.hidden and not {_TYPE, _SIZE, "--vocab-file", "--tokenizer-model"} & a.content.keys():
+    if a.hidden and not {_TYPE, _SIZE, _WORDS, "--tokenizer-model"} & a.content.keys():
         a.reject(_TYPE, f"is missing, and {one_line(a.hidden[0])} may have it; allowed: with {_SIZE} or {_PADDED}")
     if kind in _BERT:
         a.refuse(_TYPE, "BERT is not modelled with Megatron; allowed: a GPT's tokenizer")
     if kind == "GPT2BPETokenizer":
+        _check_gpt2(a)
         return _GPT2
     file = str(a.content.get("--tokenizer-model", "")).rpartition("/")[2]
     if size is None and kind not in _DEFAULTS and file in _FILES:
@@ -73,6 +76,13 @@ def _tokens(a: Arguments, notes: list[str], multiple: int) -> int:
             notes.append(f"{_TYPE} {kind}: counted with {size + 1} tokens, as in Megatron-Core 0.16.1; {newer}")
         return size + 1
     return size
+
+
+def _check_gpt2(a: Arguments) -> None:
+    """Raise InputError for one file of the two that GPT-2's tokenizer needs: a list of words, as BERT and T5 have."""
+    if a.given(_WORDS) and not a.given(_MERGES) and not a.hidden and _TYPE not in a:
+        why = f"is without {_MERGES}, as for BERT or T5 (BertWordPieceLowerCase), which are not modelled with Megatron"
+        a.reject(_WORDS, f"{why}; allowed: with {_MERGES} or {_TYPE}")
 
 
 def _kind(a: Arguments) -> str:

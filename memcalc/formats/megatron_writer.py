@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from memcalc.families.base.architecture import architecture_of
 from memcalc.formats.megatron_model_writer import Flags, model_flags
 from memcalc.formats.unsaid import unsaid
 from memcalc.formats.written import Written
@@ -32,7 +33,8 @@ _SAID: Final = frozenset({
     "engine", "tp", "pp", "cp", "cp_comm_type", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages",
     "first_stage_layers", "last_stage_layers", "micro_batch_size", "seq_len", "global_batch_size", "precision",
     "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
-    "attention_mask_in_dataloader", "shard_group",
+    "attention_mask_in_dataloader", "shard_group", "cp_exchange_size", "wgrad_deferral_limit", "stage_layers",
+    "microbatch_group_size",
 })  # fmt: skip
 """The options that the arguments say, or that follow from those."""
 _WHY: Final[Mapping[str, str]] = {
@@ -53,7 +55,7 @@ def write(setup: Setup, model: Model) -> Written:
     flags = {
         **of_model,
         **_layout(setup, is_routed=is_routed),
-        **_stages(setup, model.layers),
+        **_stages(setup, model),
         **_step(setup),
         **_optimizer(setup),
         **_precision(setup),
@@ -88,13 +90,28 @@ def _layout(setup: Setup, *, is_routed: bool) -> Flags:
         "--expert-tensor-parallel-size": setup.etp if is_routed and setup.etp != setup.tp else None,
         "--sequence-parallel": setup.sequence_parallel or None,
         "--cp-comm-type": setup.cp_comm_type,
+        "--hierarchical-context-parallel-sizes": _levels(setup),
     }
 
 
-def _stages(setup: Setup, layers: int) -> Flags:
-    """Return the model chunks of a rank and the layers of the ends. Layers that do not divide need the embedding, the
-    loss or both to count as layers."""
-    chunks, first, last = setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers
+def _levels(setup: Setup) -> str | None:
+    """Return the ranks that exchange heads and those of a ring; None without both."""
+    return None if setup.cp_exchange_size is None else f"{setup.cp_exchange_size} {setup.cp // setup.cp_exchange_size}"
+
+
+def _stages(setup: Setup, model: Model) -> Flags:
+    """Return the model chunks of a rank and the layers of the ends, or the layers of every stage. Layers that do not divide
+    need the embedding, the loss or both to count as layers."""
+    limit = setup.wgrad_deferral_limit
+    group: Flags = {
+        "--microbatch-group-size-per-virtual-pipeline-stage": setup.microbatch_group_size,
+        "--defer-embedding-wgrad-compute": limit is not None or None,
+        "--wgrad-deferral-limit": limit or None,
+    }
+    if setup.stage_layers is not None:
+        predictions = architecture_of(model.model_type, model.program.config).mtp
+        return {"--pipeline-model-parallel-layout": _written(setup.stage_layers, predictions), **group}
+    layers, chunks, first, last = model.layers, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers
     counts = layers_of_chunks(layers, setup.pp * chunks, first, last)
     uneven = setup.pp > 1 and first is None and last is None
     return {
@@ -103,7 +120,14 @@ def _stages(setup: Setup, layers: int) -> Flags:
         "--decoder-last-pipeline-num-layers": last,
         "--account-for-embedding-in-pipeline-split": (uneven and counts[0] < max(counts)) or None,
         "--account-for-loss-in-pipeline-split": (uneven and counts[-1] < max(counts)) or None,
+        **group,
     }
+
+
+def _written(stages: str, predictions: int) -> str:
+    """Return a layout such as Et*3|t*2|tmL: the embedding, the layers, those of multi-token prediction, and the loss."""
+    layers = ["" if count == "0" else "t" if count == "1" else f"t*{count}" for count in stages.split(",")]
+    return "E" + "|".join(layers) + "m" * predictions + "L"
 
 
 # --- the step
@@ -120,8 +144,10 @@ def _step(setup: Setup) -> Flags:
 
 def _optimizer(setup: Setup) -> Flags:
     """Return how states are sharded, and the clipping, which Megatron does unless the norm is 0."""
+    muon = setup.optimizer == "muon"
     return {
-        "--use-distributed-optimizer": setup.zero == 1 or None,
+        "--optimizer": ("dist_muon" if setup.zero else "muon") if muon else None,
+        "--use-distributed-optimizer": (setup.zero == 1 and not muon) or None,
         "--num-distributed-optimizer-instances": setup.replicas if setup.zero and setup.replicas > 1 else None,
         "--clip-grad": _CLIPS_AT if setup.clip_grad_norm else 0.0,
     }
@@ -167,10 +193,13 @@ def _kernels(setup: Setup) -> Flags:
 
 def _unsaid(setup: Setup, model: Model, *, is_routed: bool) -> dict[str, str]:
     said = {*_SAID, "etp"} if is_routed else {*_SAID}
+    if setup.optimizer == "muon":
+        said.add("optimizer")
     if is_routed and setup.te_workspaces == 1 and setup.attention != "eager":
         said.add("te_workspaces")
     stages = setup.pp * setup.virtual_stages
-    counts = layers_of_chunks(model.layers, stages, setup.first_stage_layers, setup.last_stage_layers)
+    ends = setup.first_stage_layers, setup.last_stage_layers
+    counts = layers_of_chunks(model.layers, stages, *ends, setup.stage_layers)
     if setup.recompute_layers is not None and setup.recompute_layers < max(counts):
         said.add("recompute_layers")
     return unsaid(setup, model, said, {}, _WHY)

@@ -111,6 +111,10 @@ class Options(NamedTuple):
     quantize_storage: str | None = None
     encoder_stages: int | None = None
     reward_model: str | None = None
+    stage_layers: str | None = None
+    microbatch_group_size: int | None = None
+    cp_exchange_size: int | None = None
+    wgrad_deferral_limit: int | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -126,7 +130,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev", "naive", "dapple", "dapple-b", "pipedream",
         "pipedream-2bw", "pipedream-flush", "chimera", "dualpipe",
     ),
-    "cp_comm_type": ("p2p", "all_gather", "a2a"),
+    "cp_comm_type": ("p2p", "all_gather", "a2a", "a2a+p2p"),
     "precision": (
         "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
     ),
@@ -160,7 +164,20 @@ TWO_CHUNKS: Final = ("zbv", "dualpipev", "chimera", "dualpipe")
 """The schedules with two model chunks on each rank."""
 WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
-        ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages", "tp_depth"),
+        (
+            "gpus",
+            "gpus_per_node",
+            "dp",
+            "tp",
+            "pp",
+            "cp",
+            "ep",
+            "etp",
+            "shard_group",
+            "virtual_stages",
+            "tp_depth",
+            "cp_exchange_size",
+        ),
         _DEGREE,
     ),
     **dict.fromkeys(("first_stage_layers", "last_stage_layers", "recompute_layers", "encoder_stages"), (1, 10**6)),
@@ -175,6 +192,8 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
         (0, 10**15),
     ),
     "zero_hpz_partition_size": _DEGREE,
+    "microbatch_group_size": (1, 10**6),
+    "wgrad_deferral_limit": (0, 10**6),
     "pp_rank": (0, 10**6),
     "servers": (1, 10**6),
     "lora_rank": (0, 10**6),
@@ -194,6 +213,7 @@ TEXTS: Final[dict[str, str]] = {
     "modules_to_save": "names of modules with commas, such as lm_head,embed_tokens",
     "lengths": "lengths with shares, such as 512:0.6,2048:0.4, or a file with one length a line",
     "liger": "parts of Liger-Kernel with commas or +, such as rope,rms_norm",
+    "stage_layers": "the layers of each stage with commas, such as 3,2,2,1",
     "lora_targets": "default, all-linear, or names of linear layers with commas, such as q_proj,v_proj",
 }
 """The options that take words of their own, with what they allow."""

@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 # --- norms
 
 
+def either_norm(m: Module, x: Tensor, *, rms: bool) -> Tensor:
+    """Run a module's RMSNorm or LayerNorm."""
+    if rms:
+        return rms_norm(m, x)
+    with m:
+        return layer_norm(x, m.weight(), m.weight("bias"))
+
+
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
     """Run RMSNorm. It saves its input and an fp32 rstd per row."""
     with m:
@@ -234,7 +242,11 @@ def no_mask(run: Run, window: int | None = None) -> None:
 def vocab_parallel_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """Run tensor_parallel/cross_entropy.py on one rank: an fp32 copy of the logits becomes the softmax and its
     gradient."""
-    return _mean_loss(run, _cross_entropy(logits, _targets(run, labels)))
+    return mean_loss(run, token_losses(run, logits, labels))
+
+
+def token_losses(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    return _cross_entropy(logits, _targets(run, labels))
 
 
 def _targets(run: Run, labels: Tensor) -> Tensor:
@@ -242,7 +254,7 @@ def _targets(run: Run, labels: Tensor) -> Tensor:
     return contiguous(transpose(labels, 0, 1))
 
 
-def _mean_loss(run: Run, losses: Tensor) -> Tensor:
+def mean_loss(run: Run, losses: Tensor) -> Tensor:
     """Run the loss function of pretrain_gpt.py: the sum of the tokens' losses times a mask from the batch."""
     mask = new_tensor(run.memory, losses.shape, fp32, "loss mask")
     weighted = losses * mask
@@ -290,7 +302,11 @@ def compiled_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     A compiled function writes its results to tensors of their own. So the exponentials lie beside the fp32 copy of the logits,
     and the gradient is written in 16 bits beside the softmax.
     """
-    return _mean_loss(run, _compiled_cross_entropy(logits, _targets(run, labels)))
+    return mean_loss(run, compiled_token_losses(run, logits, labels))
+
+
+def compiled_token_losses(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    return _compiled_cross_entropy(logits, _targets(run, labels))
 
 
 def _compiled_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -329,7 +345,11 @@ def cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 def fused_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """Run CrossEntropyFunction (transformer_engine/pytorch/cross_entropy.py). The gradient is written over the
     logits."""
-    return _mean_loss(run, _fused_cross_entropy(logits, _targets(run, labels)))
+    return mean_loss(run, fused_token_losses(run, logits, labels))
+
+
+def fused_token_losses(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    return _fused_cross_entropy(logits, _targets(run, labels))
 
 
 def _fused_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -372,3 +392,9 @@ LOSSES: Final[Mapping[str, Replacements]] = {
     "vocab-parallel-fused": {blocks.causal_lm_loss: compiled_cross_entropy},
     "fused": {blocks.causal_lm_loss: fused_cross_entropy},
 }
+TOKEN_LOSSES: Final[Mapping[str, Callable[[Run, Tensor, Tensor], Tensor]]] = {
+    "vocab-parallel": token_losses,
+    "vocab-parallel-fused": compiled_token_losses,
+    "fused": fused_token_losses,
+}
+"""The losses of all tokens, before their mean."""

@@ -16,12 +16,16 @@ Action = tuple[Kind, int]
 """Forward or backward, and the model chunk."""
 
 
-def between(order: Iterable[Action], warmup: int, rank: int, ranks: int, chunks: int) -> Iterator[int]:
+def between(
+    order: Iterable[Action], warmup: int, rank: int, ranks: int, chunks: int, group: int | None = None
+) -> Iterator[int]:
     """Yield the number of such tensors alive while each action of a rank's order runs."""
     actions = list(order)
     if ranks == 1:
         return iter([0] * len(actions))
-    return _one_chunk(actions, rank, ranks) if chunks == 1 else iter(_Interleaved(actions, warmup, rank, ranks, chunks))
+    if chunks == 1:
+        return _one_chunk(actions, rank, ranks)
+    return iter(_Interleaved(actions, warmup, rank, ranks, chunks, group or ranks))
 
 
 def left(rank: int, chunks: int) -> int:
@@ -59,7 +63,7 @@ class _Tensor:
 class _Interleaved:
     """The variables of forward_backward_pipelining_with_interleaving on one rank."""
 
-    def __init__(self, order: list[Action], warmup: int, rank: int, ranks: int, chunks: int) -> None:
+    def __init__(self, order: list[Action], warmup: int, rank: int, ranks: int, chunks: int, group: int) -> None:
         self.order, self.warmup = order, warmup
         self.rank, self.ranks, self.chunks = rank, ranks, chunks
         self.of = {kind: [chunk for k, chunk in order if k == kind] for kind in ("forward", "backward")}
@@ -69,6 +73,11 @@ class _Interleaved:
         self.forwards = [0] * chunks
         """The number of forwards of each chunk that are done and whose backward is not."""
         self.last_input: list[_Tensor | None] = [self._left_by_the_step_before(chunk) for chunk in range(chunks)]
+        self.rings: dict[Kind, list[_Tensor | None]] = {
+            "forward": [None] * (group - ranks + 1 if rank == 0 else 1),
+            "backward": [None] * (group - ranks + 1 if rank == ranks - 1 else 1),
+        }
+        """The variables fwd_recv_buffer and bwd_recv_buffer. A ring of one place refers to nothing between two actions."""
         self.output: _Tensor | None = None
         self.sent_gradient: _Tensor | None = None
         self.received_in_warmup: _Tensor | None = None
@@ -110,8 +119,9 @@ class _Interleaved:
         if steady and not self._has_loss(chunk):
             self.output = _Tensor()
         following = self._receives("forward", k)
+        received = None if following is None else _Tensor()
+        self._put("forward", k, received)
         if following is not None:
-            received = _Tensor()
             self.inputs[following].append(received)
             if not steady:
                 self.received_in_warmup = received
@@ -129,18 +139,26 @@ class _Interleaved:
         if k >= len(self.of["backward"]) - self.warmup:
             self.output = None  # all forwards are done and sent
         x = self.inputs[chunk].pop(0)
-        if not self._has_loss(chunk):
-            self.gradients[chunk].pop(0)
+        incoming = None if self._has_loss(chunk) else self.gradients[chunk].pop(0)
         self.forwards[chunk] -= 1
-        alive = self._alive()
+        alive = self._alive(running=incoming)
         self.sent_gradient = None
         if x is not None:
             x.in_flight = False
             x.grad = self.sent_gradient = _Tensor()
         following = self._receives("backward", k)
+        received = None if following is None else _Tensor()
+        if k < len(self.of["backward"]) - self.warmup:  # later ones are received into another variable
+            self._put("backward", k, received)
         if following is not None:
-            self.gradients[following].append(_Tensor())
+            self.gradients[following].append(received)
         return alive
+
+    def _put(self, kind: Kind, k: int, received: _Tensor | None) -> None:
+        ring = self.rings[kind]
+        ring[k % len(ring)] = received
+        if received is not None:
+            ring[(k + 1) % len(ring)] = None
 
     def _receives(self, kind: Kind, k: int) -> int | None:
         """Return the chunk that a tensor received after the k-th action is for; None if no tensor is received.
@@ -157,11 +175,12 @@ class _Interleaved:
         made = k - (self.ranks - 1)
         return None if made < 0 or chunks[made] == last else chunks[made] + step
 
-    def _alive(self) -> int:
-        """Return the number of tensors alive, without the inputs in flight and the running one."""
+    def _alive(self, *, running: _Tensor | None = None) -> int:
+        """Return the number of tensors alive, without the inputs in flight and those of what runs."""
         named = [self.output, self.sent_gradient, self.received_in_warmup, *self.last_input]
+        named += [*self.rings["forward"], *self.rings["backward"]]
         for queue, forwards, gradients in zip(self.inputs, self.forwards, self.gradients, strict=True):
             named += queue[forwards:]
             named += gradients
-        found = [x for x in named if x is not None and not x.in_flight]
+        found = [x for x in named if x is not None and not x.in_flight and x is not running]
         return len({*found, *(x.grad for x in found if x.grad is not None)})

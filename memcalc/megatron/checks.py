@@ -24,8 +24,12 @@ def check_step(options: Options, micro_batches: int) -> None:
     """Raise InputError for an optimizer or schedule that Megatron does not have. No model is needed."""
     if options.zero > 1:
         refuse("zero", options.zero, "Megatron's distributed optimizer is ZeRO-1; allowed: 0, 1")
-    if options.optimizer not in ("adamw", "adam"):
-        refuse("optimizer", options.optimizer, f"with engine megatron {NOT_YET}adamw, adam")
+    if options.optimizer not in ("adamw", "adam", "muon"):
+        refuse("optimizer", options.optimizer, f"with engine megatron {NOT_YET}adamw, adam, muon")
+    if options.optimizer == "muon" and options.precision != "bf16-mixed":
+        refuse("precision", options.precision, f"with engine megatron and optimizer muon {NOT_YET}bf16-mixed")
+    if options.optimizer == "muon" and options.zero and options.shard_group is not None:
+        refuse("shard_group", options.shard_group, "Megatron's dist_muon has one instance; allowed: leave it out")
     if options.optimizer_implementation not in (None, "fused"):
         refuse("optimizer_implementation", options.optimizer_implementation, "Megatron's Adam is fused; allowed: fused")
     if options.schedule == "zero-bubble":
@@ -37,7 +41,8 @@ def check_step(options: Options, micro_batches: int) -> None:
         why = f"does not go with schedule {options.schedule}"
         allowed = "2 or more with schedule interleaved, 1 with the others"
         refuse("virtual_stages", options.virtual_stages, f"{why}; allowed: {allowed}")
-    if options.schedule == "interleaved" and micro_batches % options.pp:
+    grouped = options.microbatch_group_size not in (None, options.pp)
+    if options.schedule == "interleaved" and not grouped and micro_batches % options.pp:
         why = f"interleaved needs a multiple of pp {options.pp} micro-batches per step, not {micro_batches}"
         refuse("schedule", "interleaved", f"{why}; allowed: another --global-batch-size")
 
@@ -128,6 +133,9 @@ def _check_tensor_parallel(options: Options, name: str, a: Architecture) -> None
         if size % options.tp:
             why = f"{name} has {size} {what}, and Megatron's tensor parallelism needs equal parts"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+    if a.mtp and a.hidden % options.tp:
+        why = f"{name}'s layers of multi-token prediction project to {a.hidden} dims"
+        refuse("tp", options.tp, f"{why}; allowed: a divisor of {a.hidden}")
     if a.kv_heads % options.tp and options.tp % a.kv_heads:
         why = f"{name} has {a.kv_heads} key/value heads"
         refuse("tp", options.tp, f"{why}; allowed: a divisor or a multiple of {a.kv_heads}")
@@ -174,8 +182,9 @@ def _check_expert_instances(options: Options, ranks: int, expert_ranks: int) -> 
 
 def _check_stages(options: Options, name: str, a: Architecture) -> None:
     stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers
+    written = options.stage_layers
     try:
-        counts = layers_of_chunks(a.layers, stages, first, last)
+        counts = layers_of_chunks(a.layers, stages, first, last, written)
     except ValueError:
         if first is not None or last is not None:
             _refuse_given_stages(options, name, a.layers)
@@ -184,6 +193,8 @@ def _check_stages(options: Options, name: str, a: Architecture) -> None:
         other = "" if options.virtual_stages > 1 else ", or --first-stage-layers, --last-stage-layers"
         allowed = f"a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}{other}"
         refuse("pp", f"{options.pp}{product}", f"{why}; allowed: {allowed}")
+    if sum(counts) != a.layers:
+        refuse("stage_layers", written, f"has {sum(counts)} layers, and {name} {a.layers}; allowed: {a.layers} in all")
     fewest = min(filter(None, counts))
     if options.recompute_layers is not None and options.recompute_layers > fewest:
         what = "chunk" if options.virtual_stages > 1 else "stage"
@@ -214,15 +225,34 @@ def _check_context_parallel(options: Options, name: str, a: Architecture) -> Non
     kind = options.cp_comm_type or "p2p"
     if options.cp == 1 or kind == "p2p":
         return
+    exchanging = options.cp
+    if kind == "a2a+p2p":
+        exchanging = _check_exchanging(options)
     if a.latent is not None:
         refuse("cp_comm_type", kind, f"{name} has values and keys of different widths; allowed: p2p")
     if a.head_dim % 8:
         refuse("cp_comm_type", kind, f"{name}'s head_dim is {a.head_dim}, not a multiple of 8; allowed: p2p")
     heads = {"attention heads": a.heads // options.tp, "key/value heads": max(a.kv_heads // options.tp, 1)}
-    for what, count in heads.items() if kind == "a2a" else ():
-        if count % options.cp:
-            why = f"{name} has {count} {what} on a tensor-parallel rank, which do not divide by cp {options.cp}"
+    for what, count in heads.items() if kind != "all_gather" else ():
+        if count % exchanging:
+            by = f"cp {options.cp}" if kind == "a2a" else f"cp-exchange-size {exchanging}"
+            why = f"{name} has {count} {what} on a tensor-parallel rank, which do not divide by {by}"
             refuse("cp_comm_type", kind, f"{why}; allowed: p2p, all_gather")
+
+
+def _check_exchanging(options: Options) -> int:
+    """Return the number of ranks that exchange heads. Raises InputError if it does not leave a ring
+    (`--hierarchical-context-parallel-sizes`)."""
+    size = options.cp_exchange_size
+    fitting = ", ".join(str(n) for n in range(2, options.cp) if options.cp % n == 0)
+    if size is None or str(size) not in fitting.split(", "):
+        allowed = (
+            f"allowed: a divisor of cp {options.cp}: {fitting}" if fitting else "allowed: --cp-comm-type p2p or a2a"
+        )
+        if size is None:
+            refuse("cp_comm_type", "a2a+p2p", f"needs --cp-exchange-size, the ranks that exchange heads; {allowed}")
+        refuse("cp_exchange_size", size, f"leaves no ring of cp {options.cp}; {allowed}")
+    return size
 
 
 def _check_sequence(options: Options, seq_len: int) -> None:
@@ -235,10 +265,6 @@ def _check_sequence(options: Options, seq_len: int) -> None:
     if options.cp > 1 and options.precision == "fp32":
         why = f"Transformer Engine's attention in fp32 (unfused) has no context parallelism (cp {options.cp})"
         refuse("precision", "fp32", f"{why}; allowed: bf16-mixed, fp16-mixed")
-    gathers = options.cp > 1 and options.cp_comm_type == "all_gather" and options.micro_batch_size > 1
-    if gathers and options.attention == "flash":
-        why = f"keys and values gathered for micro-batches of {options.micro_batch_size} {NOT_YET}sdpa, or --cp-comm-type p2p"
-        refuse("attention", "flash", why)
     if options.cp > 1 and seq_len % (2 * options.cp):
         refuse("seq_len", seq_len, f"context parallelism needs a multiple of 2·cp = {2 * options.cp}")
     if seq_len % unit:

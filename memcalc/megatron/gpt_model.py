@@ -15,14 +15,15 @@ from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import bf16, boolean, fp32
 from memcalc.core.ops.elementwise import dropout
+from memcalc.core.ops.shape import clone, split, transpose, view
 from memcalc.core.ops.shape import part as slice_of
-from memcalc.core.ops.shape import split, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.kernels import megatron as kernels
 from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
-from memcalc.megatron.context_parallel import ATTENTION
+from memcalc.megatron import multi_token
+from memcalc.megatron.context_parallel import shared_attention
 from memcalc.megatron.context_parallel.flash import flash_attention
 from memcalc.megatron.fused import bias_activation, bias_dropout_add
 from memcalc.megatron.joined import apart, copied, local_attention
@@ -35,6 +36,7 @@ from memcalc.megatron.layers import (
     vocab_parallel_embedding,
 )
 from memcalc.megatron.layout import Layout, padded_vocab, part
+from memcalc.megatron.losses import losses
 from memcalc.megatron.moe import MoELayer
 from memcalc.megatron.scatter import scattered
 
@@ -63,8 +65,10 @@ class GPTModel(Program):
         self.whole_qkv = Dim(qkv, (a.heads + 2 * a.kv_heads) * a.head_dim)
         self.qkv = part(qkv, self.whole_qkv.size, tp)
         self.group_heads = Dim("heads of a kv_head", a.heads // a.kv_heads)
-        self.latent = None if a.latent is None else LatentAttention(a.latent, self.hidden, self.heads)
+        ends = a.rms_norm, a.linear_bias
+        self.latent = None if a.latent is None else LatentAttention(a.latent, self.hidden, self.heads, *ends)
         self.ffn = part("ffn", a.ffn, tp)
+        self.predicted_part = part("hidden", a.hidden, tp) if a.mtp else self.hidden
         self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
         self.polynomial = layout.expert_imbalance == 1
         if a.experts is not None:
@@ -87,18 +91,24 @@ class GPTModel(Program):
 
     def weights(self) -> Iterator[Weight]:
         a, layout = self.a, self.layout
-        if layout.first or (layout.last and a.tied):
+        if layout.first or (layout.last and (a.tied or a.mtp)):
             yield Weight("embedding.word_embeddings.weight", (self.vocab, self.hidden), "embedding")
-        if layout.first and a.positions is not None:
+        if (layout.first or (layout.last and a.mtp)) and a.positions is not None:
             table = (Dim("positions", a.positions), self.hidden)
             yield Weight("embedding.position_embeddings.weight", table, "embedding")
         yield from self.stack("decoder.layers")
-        if layout.last:
+        if layout.has_final_norm:
             yield from self.norm_weights("decoder.final_layernorm", self.hidden)
-            if not a.tied:
+        if layout.last:
+            yield from multi_token.weights(self)
+            if not a.tied or (a.mtp and not layout.first):  # not used if it is tied
                 yield Weight("output_layer.weight", (self.vocab, self.hidden), "head")
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.weights_of_layer(routed=self.is_routed(i))
+
+    def weights_of_layer(self, *, routed: bool) -> Iterator[Weight]:
+        """Yield the weights of a layer, named from the layer."""
         a = self.a
         yield from self.norm_weights("input_layernorm", self.hidden)
         if self.latent is None:
@@ -106,7 +116,7 @@ class GPTModel(Program):
         else:
             yield from self.latent.weights("self_attention")
         yield from self.norm_weights("pre_mlp_layernorm", self.hidden)
-        if not self.is_routed(i):
+        if not routed:
             yield from self.mlp_weights("mlp", self.ffn)
             return
         yield from self.moe.weights("mlp")
@@ -141,6 +151,10 @@ class GPTModel(Program):
         """Tell whether the stage's layer `i` has experts."""
         return bool(self.layout.routed) and self.layout.routed[i]
 
+    def has_experts(self, m: Module) -> bool:
+        """Tell whether a layer of the decoder, or of multi-token prediction, has experts."""
+        return self.a.predicts_by_experts if m.layer is None else self.is_routed(m.layer)
+
     def variant(self, i: int) -> Hashable:
         return self.is_routed(i), self.is_recomputed(i)
 
@@ -171,16 +185,28 @@ class GPTModel(Program):
         tp = self.layout.group(run.seq)
         mask = self.attention_mask(run, tp)
         labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
-        hidden_states = self.embed(root / "embedding", tp, labels) if self.layout.first else self.received(run, tp)
+        hidden_states = (
+            self.embed(root / "embedding", tp, labels, labels) if self.layout.first else self.received(run, tp)
+        )
         angles = self.rotary(run, tp)
         hidden_states = self.decoder(root / "decoder", tp, hidden_states, angles, mask)
         if not self.layout.last:
             return hidden_states
+        last_hidden_states = hidden_states
+        if self.a.mtp:
+            joined = multi_token.predicted(self, run, tp, labels, hidden_states, angles, mask)
+            last_hidden_states = multi_token.with_losses(self, run, tp, joined, labels)
+            del joined
+        logits = self.output(run, tp, last_hidden_states)
+        return kernels.mean_loss(run, losses(self.layout.loss, run, tp, logits, labels))
+
+    def output(self, run: Run, tp: TensorParallel, hidden_states: Tensor) -> Tensor:
+        """Run the output layer."""
+        root = Module(run, "")
         run.memory.scope = "output_layer"
         tied = root / "embedding.word_embeddings"
         weight = (tied if self.a.tied else root / "output_layer").weight()
-        logits = column_parallel(root / "output_layer", tp, hidden_states, weight)
-        return self.loss(run, tp, logits, labels)
+        return column_parallel(root / "output_layer", tp, hidden_states, weight)
 
     def attention_mask(self, run: Run, tp: TensorParallel) -> Tensor | None:
         """Return this rank's rows of the mask that the first and last stage's get_batch moves to the GPU, or None. The
@@ -201,7 +227,7 @@ class GPTModel(Program):
         out.node = Node(run.memory, _sent_back, ())
         return out
 
-    def embed(self, m: Module, tp: TensorParallel, ids: Tensor) -> Tensor:
+    def embed(self, m: Module, tp: TensorParallel, ids: Tensor, positions: Tensor) -> Tensor:
         learned = self.a.positions is not None
         scatters = tp.sequence_parallel and not learned
         words = m / "word_embeddings"
@@ -209,7 +235,7 @@ class GPTModel(Program):
         with m:
             embeddings = word_embeddings
             if learned:
-                position_embeddings = (m / "position_embeddings").embedding(ids)
+                position_embeddings = (m / "position_embeddings").embedding(positions)
                 embeddings = word_embeddings + position_embeddings
             if not scatters:
                 embeddings = copied(embeddings, "sequence first")
@@ -232,7 +258,9 @@ class GPTModel(Program):
             run.memory.enter(run.memory.phase, i)
             hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, tp, angles, mask)
         run.memory.enter(run.memory.phase, None)
-        return self.norm(m / "final_layernorm", hidden_states) if self.layout.last else hidden_states
+        if self.layout.has_final_norm:
+            return self.norm(m / "final_layernorm", hidden_states)
+        return hidden_states if self.layers or self.layout.first else clone(hidden_states)
 
     def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Any:
         """Call a layer, or checkpoint the whole layer (transformer_block.py, _checkpointed_forward)."""
@@ -255,7 +283,7 @@ class GPTModel(Program):
         hidden_states = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
         residual = hidden_states
         pre_mlp_layernorm_output = self.norm(m / "pre_mlp_layernorm", hidden_states)
-        if self.is_routed(m.layer or 0):
+        if self.has_experts(m):
             mlp_output = self.moe.forward(m / "mlp", pre_mlp_layernorm_output, partial(self.shared_mlp, tp))
         else:
             mlp_output = self.mlp(m / "mlp", pre_mlp_layernorm_output, tp, self.ffn)
@@ -265,10 +293,7 @@ class GPTModel(Program):
         return self.mlp(m, hidden_states, tp, self.shared_ffn)
 
     def norm(self, m: Module, x: Tensor) -> Tensor:
-        if self.a.rms_norm:
-            return kernels.rms_norm(m, x)
-        with m:
-            return kernels.layer_norm(x, m.weight(), m.weight("bias"))
+        return kernels.either_norm(m, x, rms=self.a.rms_norm)
 
     @module
     def self_attention(
@@ -323,8 +348,9 @@ class GPTModel(Program):
                 return local_attention(q, k, v, p)
             kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
             if self.layout.cp_comm_type is not None:
-                shared = flash_attention if m.run.attention == "flash" else ATTENTION.__getitem__
-                kernel = partial(shared(self.layout.cp_comm_type), ranks=self.layout.context_parallel)
+                shared = flash_attention if m.run.attention == "flash" else shared_attention
+                kind, exchanging = self.layout.cp_comm_type, self.layout.exchanging
+                kernel = partial(shared(kind, exchanging), ranks=self.layout.context_parallel)
             if self.layout.selective:
                 return checkpoint(memory, _unmasked(kernel), mask, q, k, v, early_stop=False)
             return kernel(q, k, v)
@@ -348,21 +374,6 @@ class GPTModel(Program):
 
     def bias_dropout_add(self, m: Module, x: Tensor, residual: Tensor) -> Tensor:
         return bias_dropout_add(x, m.optional("bias"), residual, self.a.hidden_dropout)
-
-    def loss(self, run: Run, tp: TensorParallel, logits: Tensor, labels: Tensor) -> Tensor:
-        tokens = (run.batch, tp.whole)
-        if self.layout.loss == "vocab-parallel":
-            for name in ("maximum of the logits", "logits of the targets", "sum of exponentials"):
-                tp.send(run.memory, "all_reduce", name, tokens, fp32)
-            return kernels.vocab_parallel_cross_entropy(run, logits, labels)
-        if self.layout.loss == "vocab-parallel-fused":
-            tp.send(run.memory, "all_reduce", "maximum of the logits", tokens, fp32)
-            both = (Dim("2", 2), *tokens)
-            tp.send(run.memory, "all_reduce", "logits of the targets and sums of exponentials", both, fp32)
-            return kernels.compiled_cross_entropy(run, logits, labels)
-        three = (*tokens, Dim("3·tp", 3 * tp.ranks))
-        tp.send(run.memory, "all_gather", "softmax statistics", three, fp32)
-        return kernels.fused_cross_entropy(run, logits, labels)
 
 
 def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -36,6 +36,9 @@ class LatentAttention:
     hidden: Dim
     heads: Dim
     """The heads of one rank."""
+    rms_norm: bool = True
+    biased: bool = False
+    """True if the projection of the output has a bias. The others have none (bias=False)."""
 
     @cached_property
     def kv_rank(self) -> Dim:
@@ -64,16 +67,28 @@ class LatentAttention:
     def weights(self, path: str) -> Iterator[Weight]:
         q, kv, out = (merge(self.heads, width) for width in (self.qk, self.kv, self.v))
         yield Weight(f"{path}.linear_proj.weight", (self.hidden, out), "attention")
+        if self.biased:
+            yield Weight(f"{path}.linear_proj.bias", (self.hidden,), "attention")
         if self.latent.q_rank is None:
             yield Weight(f"{path}.linear_q_proj.weight", (q, self.hidden), "attention")
         else:
             q_rank = Dim("q_lora_rank", self.latent.q_rank)
             yield Weight(f"{path}.linear_q_down_proj.weight", (q_rank, self.hidden), "attention")
             yield Weight(f"{path}.linear_q_up_proj.weight", (q, q_rank), "attention")
-            yield Weight(f"{path}.q_layernorm.weight", (q_rank,), "norm")
+            yield from self.norm_weights(f"{path}.q_layernorm", q_rank)
         yield Weight(f"{path}.linear_kv_down_proj.weight", (self.compressed, self.hidden), "attention")
         yield Weight(f"{path}.linear_kv_up_proj.weight", (kv, self.kv_rank), "attention")
-        yield Weight(f"{path}.kv_layernorm.weight", (self.kv_rank,), "norm")
+        yield from self.norm_weights(f"{path}.kv_layernorm", self.kv_rank)
+
+    def norm_weights(self, name: str, width: Dim) -> Iterator[Weight]:
+        if self.latent.normed:
+            yield Weight(f"{name}.weight", (width,), "norm")
+            if not self.rms_norm:
+                yield Weight(f"{name}.bias", (width,), "norm")
+
+    def norm(self, m: Module, x: Tensor) -> Tensor:
+        """Run the norm of a latent, which is IdentityOp without `--qk-layernorm`."""
+        return kernels.either_norm(m, contiguous(x), rms=self.rms_norm) if self.latent.normed else x
 
     @module
     def forward(
@@ -98,8 +113,8 @@ class LatentAttention:
         if tp.sequence_parallel:
             k_pos_emb = _gathered(m, tp, k_pos_emb)
         if self.latent.q_rank is not None:
-            q = projected("linear_q_up_proj", tp, kernels.rms_norm(m / "q_layernorm", q_compressed))  # pyright: ignore[reportPossiblyUnboundVariable]
-        kv_compressed = kernels.rms_norm(m / "kv_layernorm", contiguous(kv_compressed))
+            q = projected("linear_q_up_proj", tp, self.norm(m / "q_layernorm", q_compressed))  # pyright: ignore[reportPossiblyUnboundVariable]
+        kv_compressed = self.norm(m / "kv_layernorm", kv_compressed)
         kv = projected("linear_kv_up_proj", tp, kv_compressed)
         query = _rotated_in_place(view(q, batch, tp.whole, heads, self.qk))  # pyright: ignore[reportPossiblyUnboundVariable]
         key, value = self.keys_and_values(kv, k_pos_emb, (batch, tp.whole, heads))

@@ -31,6 +31,9 @@ class Layout(NamedTuple):
     """True if the stage has the embedding."""
     last: bool = True
     """True if the stage has the head and the loss."""
+    ends: bool | None = None
+    """True if the stage has the last layer of the decoder, which the norm at the end follows with multi-token prediction;
+    None: the norm is the last stage's."""
     selective: bool = False
     loss: str = "vocab-parallel"
     """The loss, by the name of its option `--cross-entropy`."""
@@ -38,6 +41,13 @@ class Layout(NamedTuple):
     """True if the kernels that compute gradients of weights add them to the main gradients."""
     mask_in_batch: bool = True
     """True if a batch brings an attention mask."""
+    exchanging: int = 1
+    """The ranks that exchange heads before a ring, with cp_comm_type a2a+p2p."""
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Tell whether the stage has the norm at the end of the decoder."""
+        return self.last if self.ends is None else self.ends
 
     def tokens(self, shard: int) -> int:
         """Return the tokens of a sequence inside attention, if a tensor between two layers has `shard` of them."""

@@ -28,20 +28,29 @@ class State(NamedTuple):
     """The number of hidden states and gradients of them that no forward has saved (between_stages.py)."""
 
 
-def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[State]:
+def states(
+    schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1, group: int | None = None
+) -> list[State]:
     """Return the distinct states of one pipeline rank in a step."""
     if schedule != "gpipe":  # the states repeat after this many micro-batches
-        micro_batches = min(micro_batches, _ENOUGH * ranks)
-    return list(_states(schedule, rank, ranks, micro_batches, chunks))
+        micro_batches = _few(micro_batches, _ENOUGH, group or ranks)
+    return list(_states(schedule, rank, ranks, micro_batches, chunks, group))
+
+
+def _few(micro_batches: int, groups: int, size: int) -> int:
+    """Return that many groups of micro-batches and as large a last group as there is, or all if these are fewer."""
+    return min(micro_batches, groups * size + micro_batches % size)
 
 
 @lru_cache(maxsize=8192)
-def _states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> tuple[State, ...]:
+def _states(
+    schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int, group: int | None
+) -> tuple[State, ...]:
     live: Counter[int] = Counter()
     found: dict[State, None] = {}
-    order = list(actions(schedule, rank, ranks, micro_batches, chunks))
-    warmup = warmup_of(schedule, rank, ranks, micro_batches, chunks)
-    for (kind, chunk), kept in zip(order, between(order, warmup, rank, ranks, chunks), strict=True):
+    order = list(actions(schedule, rank, ranks, micro_batches, chunks, group))
+    warmup = warmup_of(schedule, rank, ranks, micro_batches, chunks, group)
+    for (kind, chunk), kept in zip(order, between(order, warmup, rank, ranks, chunks, group), strict=True):
         if kind == "backward":
             live[chunk] -= 1
         found.setdefault(State(kind, chunk, tuple(live[c] for c in range(chunks)), kept))
@@ -57,21 +66,29 @@ MOST_AT_ONCE: Final = 64
 """The most micro-batches of gpipe that are played. All are in flight, and the time grows faster than their number."""
 
 
-def warmup_of(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> int:
+def warmup_of(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int, group: int | None = None) -> int:
     """Return the number of forwards before the first backward."""
     if schedule == "gpipe":
         return micro_batches
     if chunks == 1:
         return min(ranks - rank - 1, micro_batches)
-    return min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, micro_batches * chunks)
+    return min((ranks - rank - 1) * 2 + (chunks - 1) * (group or ranks), micro_batches * chunks)
 
 
-def actions(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> Iterator[Action]:
-    """Yield a rank's forwards and backwards of model chunks, in their order."""
-    warmup, total = warmup_of(schedule, rank, ranks, micro_batches, chunks), micro_batches * chunks
+def actions(
+    schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1, group: int | None = None
+) -> Iterator[Action]:
+    """Yield a rank's forwards and backwards of model chunks, in their order.
 
-    def chunk_of(i: int) -> int:  # groups of `ranks` micro-batches go through one chunk after the other
-        return i % (ranks * chunks) // ranks
+    Groups of `group` micro-batches, by default of `ranks`, go through one chunk after the other (get_schedule_table). What
+    is left over is a smaller group.
+    """
+    warmup, total = warmup_of(schedule, rank, ranks, micro_batches, chunks, group), micro_batches * chunks
+    size = group or ranks
+    whole, rest = micro_batches // size * size * chunks, micro_batches % size
+
+    def chunk_of(i: int) -> int:
+        return i % (size * chunks) // size if i < whole or not rest else (i - whole) // rest
 
     for i in range(warmup):
         yield "forward", chunk_of(i)
@@ -90,15 +107,20 @@ class Turn(NamedTuple):
     between: int = 0
 
 
-def turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
+def turns(
+    schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1, group: int | None = None
+) -> tuple[Turn, ...]:
     """Return the turns of a rank's step."""
-    order = list(actions(schedule, rank, ranks, micro_batches, chunks))
-    kept = between(order, warmup_of(schedule, rank, ranks, micro_batches, chunks), rank, ranks, chunks)
+    order = list(actions(schedule, rank, ranks, micro_batches, chunks, group))
+    warmup = warmup_of(schedule, rank, ranks, micro_batches, chunks, group)
+    kept = between(order, warmup, rank, ranks, chunks, group)
     return tuple(Turn(kind, chunk, count) for (kind, chunk), count in zip(order, kept, strict=True))
 
 
 @lru_cache(maxsize=8192)
-def turns_to_play(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
+def turns_to_play(
+    schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1, group: int | None = None
+) -> tuple[Turn, ...]:
     """Return the turns of a step with so many micro-batches that more would not raise the number in flight. Return ()
     if these are too many to be played."""
     if schedule == "gpipe" and micro_batches > MOST_AT_ONCE:
@@ -108,8 +130,8 @@ def turns_to_play(schedule: str, rank: int, ranks: int, micro_batches: int, chun
     elif chunks == 1:
         few = min(micro_batches, ranks - rank + 2)
     else:
-        few = min(micro_batches, ranks * (chunks + 3))
-    return turns(schedule, rank, ranks, few, chunks)
+        few = _few(micro_batches, chunks + 3, group or ranks)
+    return turns(schedule, rank, ranks, few, chunks, group)
 
 
 def zero_bubble_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Part]:
@@ -170,14 +192,19 @@ class Span(NamedTuple):
 _COUNTED = ((0, 0), (1, 1), (0, 1), (1, 0))
 
 
-def layers_of_chunks(layers: int, chunks: int, first: int | None = None, last: int | None = None) -> list[int]:
+def layers_of_chunks(
+    layers: int, chunks: int, first: int | None = None, last: int | None = None, written: str | None = None
+) -> list[int]:
     """Return the number of layers of each chunk in the model's order. Raises ValueError if no split is known.
 
     Each chunk gets an equal number. If the layers do not divide, the embedding and the head count as a layer each, or
     one of them does (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`), and may be a
     chunk of their own (get_num_layers_to_build). Given numbers of the first and the last chunk
     (`--decoder-first-pipeline-num-layers`, `--decoder-last-pipeline-num-layers`) leave equal numbers for the others.
+    `written` has the number of each chunk, with commas (`--pipeline-model-parallel-layout`).
     """
+    if written is not None:
+        return [int(count) for count in written.split(",")]
     if first is not None or last is not None:
         ends = [count for count in (first, last) if count is not None]
         others = chunks - len(ends)
@@ -196,10 +223,28 @@ def layers_of_chunks(layers: int, chunks: int, first: int | None = None, last: i
     raise ValueError(f"{layers} layers, with the embedding and the head or without, do not divide by {chunks}")
 
 
+def ends_of(counts: list[int], *, whole: bool) -> tuple[int | None, int | None] | None:
+    """Return the layers of the first and the last chunk with which `layers_of_chunks` makes these chunks; None if none do.
+    `whole`: they cannot be given."""
+    given = ((counts[0], None), (None, counts[-1]), (counts[0], counts[-1]))
+    for first, last in ((None, None), *(given if not whole else ())):
+        try:
+            if 0 not in (first, last) and layers_of_chunks(sum(counts), len(counts), first, last) == counts:
+                return first, last
+        except ValueError:
+            continue
+    return None
+
+
 def spans_of(
-    layers: int, ranks: int, chunks: int = 1, first: int | None = None, last: int | None = None
+    layers: int,
+    ranks: int,
+    chunks: int = 1,
+    first: int | None = None,
+    last: int | None = None,
+    written: str | None = None,
 ) -> list[list[Span]]:
     """Return the chunks of each rank: chunk i of rank r is the model's chunk i·ranks + r."""
-    counts = layers_of_chunks(layers, ranks * chunks, first, last)
+    counts = layers_of_chunks(layers, ranks * chunks, first, last, written)
     spans = [Span(sum(counts[:i]), count, i == 0, i == ranks * chunks - 1) for i, count in enumerate(counts)]
     return [spans[rank::ranks] for rank in range(ranks)]

@@ -46,14 +46,17 @@ def drawable(setup: Setup, most_actions: int) -> int:
         return min(setup.micro_batches, max(2, most // setup.pp) * setup.pp)
     if setup.schedule in _ALIKE:
         return most
-    whole = micro_batches_per_round(setup.pp, setup.micro_batches) if setup.engine == "fsdp2" else setup.pp
+    group = setup.microbatch_group_size or setup.pp
+    whole = micro_batches_per_round(setup.pp, setup.micro_batches) if setup.engine == "fsdp2" else group
     return max(1, most // whole) * whole
 
 
 def _of_megatron(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
     from memcalc.megatron.schedules import actions
 
-    return _counted(actions(setup.schedule, rank, setup.pp, micro_batches, setup.virtual_stages))
+    return _counted(
+        actions(setup.schedule, rank, setup.pp, micro_batches, setup.virtual_stages, setup.microbatch_group_size)
+    )
 
 
 def _of_deepspeed(setup: Setup, rank: int, micro_batches: int) -> list[Action]:

@@ -45,8 +45,11 @@ def pipeline_lines(report: Report) -> list[Text]:
         counts = [span.layers for span in deepspeed.spans(report.model.layers, s.pp)]
         spread = f"layers of each stage: {', '.join(map(str, counts))}"
     else:
-        counts = layers_of_chunks(report.model.layers, *division)
-        spread = _uneven_line(counts, division[1:] != (None, None), part(s))
+        counts = layers_of_chunks(report.model.layers, *division, s.stage_layers)
+        if s.stage_layers is None:
+            spread = _uneven_line(counts, division[1:] != (None, None), part(s))
+        else:
+            spread = f"layers of each {part(s)}: {', '.join(map(str, counts))}"
     uneven = len(set(counts)) > 1 or (s.engine == "fsdp2" and not report.model.program.one_stack)
     alike = " if all stages were equal" if uneven else ""
     return [

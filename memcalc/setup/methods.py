@@ -252,7 +252,7 @@ def _given_loss(options: Options, kernels: str, precision: str, engine: str, mod
 
 
 _CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "megatron": ("p2p", "all_gather", "a2a"),
+    "megatron": ("p2p", "all_gather", "a2a", "a2a+p2p"),
     "fsdp2": ("all_gather", "p2p"),
     "deepspeed": ("a2a",),
 }

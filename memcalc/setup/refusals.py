@@ -44,6 +44,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
         check_deepspeed(options, model)
     if options.cp_comm_type is not None and options.cp == 1:
         refuse("cp_comm_type", options.cp_comm_type, "needs context parallelism; allowed: with --cp 2 or more")
+    if options.cp_exchange_size is not None and options.cp_comm_type != "a2a+p2p":
+        refuse("cp_exchange_size", options.cp_exchange_size, "needs --cp-comm-type a2a+p2p; allowed: leave it out")
     if options.recompute_layers is not None:
         check_recompute_layers(options, engine, model, gpt_model=runs_gpt_model(options, engine))
     if options.pp == 1 and options.schedule != "1f1b":

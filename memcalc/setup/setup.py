@@ -160,6 +160,16 @@ class Setup(NamedTuple):
     """The pipeline ranks of the encoder, as given; None: its part of all layers, rounded."""
     reward_model: str | None = None
     """The model that scores completions, beside the policy; None: functions do."""
+    stage_layers: str | None = None
+    """The layers of each stage with commas, in the model's order; None: the stages are equal but for the first and the last."""
+    microbatch_group_size: int | None = None
+    """The micro-batches that go through one chunk before the next chunk's turn, with Megatron's interleaved schedule; None:
+    as many as ranks."""
+    cp_exchange_size: int | None = None
+    """The ranks that exchange heads for tokens before keys and values go round the others; None with another cp_comm_type."""
+    wgrad_deferral_limit: int | None = None
+    """The micro-batches whose gradient of the head's weight Megatron computes after the last one (0: all); None: it computes
+    each at once."""
 
     @property
     def micro_batches(self) -> int:

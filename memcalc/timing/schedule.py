@@ -38,7 +38,8 @@ def seconds_of_passes(setup: Setup, turns: Sequence[Sequence[Turn]]) -> float:
 
     if setup.schedule in NAMES:
         return _played(setup, chunks, seconds)
-    few = many if many <= _ROUNDS * setup.pp else _ROUNDS * setup.pp + many % setup.pp
+    group = setup.microbatch_group_size or setup.pp
+    few = many if many <= _ROUNDS * group else _ROUNDS * group + many % group
     busiest = max(sum(turn.forward + turn.backward for turn in own) for own in turns)
     made = [_order(setup, rank, few, chunks) for rank in range(setup.pp)]
     return makespan(made, chunks, seconds) + (many - few) * busiest
@@ -66,4 +67,4 @@ def _played(setup: Setup, chunks: int, seconds: Seconds) -> float:
 def _order(setup: Setup, rank: int, micro_batches: int, chunks: int) -> list[Step]:
     if setup.engine == "fsdp2" or setup.schedule == "zero-bubble":
         return [(kind, chunk) for kind, chunk, _ in orders.order(setup.schedule, rank, setup.pp, micro_batches, chunks)]
-    return list(actions(setup.schedule, rank, setup.pp, micro_batches, chunks))
+    return list(actions(setup.schedule, rank, setup.pp, micro_batches, chunks, setup.microbatch_group_size))

@@ -64,12 +64,19 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "first_stage_layers": (MEGATRON | {"pp": 2}, (2,)), "last_stage_layers": (MEGATRON | {"pp": 2}, (2,)),
     "gradient_accumulation_fusion": (MEGATRON, (True, False)), "attention_mask_in_dataloader": (MEGATRON, (True, False)),
     "packing": ({"precision": "bf16"}, (True,)), "offload_activations": ({}, ("cpu",)), "neftune_alpha": ({}, (5.0,)),
+    "wgrad_deferral_limit": (MEGATRON | {"pp": 2, "global_batch_size": 24}, (0, 2)),
+    "stage_layers": (MEGATRON | {"pp": 2}, ("2,4",)),
+    "microbatch_group_size": (
+        MEGATRON | {"pp": 2, "schedule": "interleaved", "virtual_stages": 3, "global_batch_size": 24}, (3,),
+    ),
     "lengths": ({"precision": "bf16", "packing": True}, ("8:1,16:1",)),
     "quantize_storage": (QUANTISED, ("bf16", "fp32")),
     "te_workspaces": (MEGATRON, (0, 5)), "cublas_workspace_config": ({}, (":4096:8", ":0:0")),
 }  # fmt: skip
 """Option -> a setup, and the values that are tried beside it."""
-NOT_HERE = {"dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "tp_dims", "tp_depth", "autotp", "encoder_stages"}
+NOT_HERE = {
+    "dp", "ep", "etp", "cp_comm_type", "expert_imbalance", "tp_dims", "tp_depth", "autotp", "encoder_stages", "cp_exchange_size",
+}  # fmt: skip
 """dp follows from the others; experts and grids are another model's; the rest has one value here."""
 
 

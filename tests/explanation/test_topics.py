@@ -52,6 +52,7 @@ NAMES = [
     "cuda-context",
     "batch-and-sequence",
     "optimizers",
+    "muon",
     "trillion",
     "encoder-decoder-stages",
     "lora",

@@ -35,6 +35,17 @@ MODELS = {
     "gelu-experts": {**GPT, "add_bias_linear": False, **EXPERTS, **SHARED, "moe_layer_freq": None},
     "latent": {**LLAMA, **LATENT, **EXPERTS, **SHARED},
     "latent-queries": {**LLAMA, **LATENT, "q_lora_rank": 24},
+    "latent-without-norms": {**LLAMA, **LATENT, "q_lora_rank": 24, "qk_layernorm": False},
+    "latent-gpt": {**GPT, **LATENT, "q_lora_rank": 24},
+    "two-more-tokens": {**LLAMA, "mtp_num_layers": 2},
+    "more-tokens-by-experts": {**LLAMA, **EXPERTS, **SHARED, **LATENT, "mtp_num_layers": 1},
+    "more-tokens-tied-gpt": {
+        **GPT,
+        **EXPERTS,
+        "add_bias_linear": False,
+        "moe_layer_freq": [1, 1, 0],
+        "mtp_num_layers": 3,
+    },
 }
 
 
@@ -80,7 +91,8 @@ def test_active_parameters_are_those_of_the_chosen_experts() -> None:
         ({**EXPERTS, "add_bias_linear": False, "moe_router_topk": 5}, "moe_router_topk 5"),
         ({**EXPERTS, "add_bias_linear": False, "moe_layer_freq": [1]}, "moe_layer_freq has 1"),
         ({**EXPERTS, "add_bias_linear": False, "moe_shared_expert_gate": True}, "moe_shared_expert_gate"),
-        ({**LATENT}, "multi_latent_attention needs RMSNorm"),
+        ({**LATENT, "add_qkv_bias": True}, "multi_latent_attention is modelled without add_qkv_bias"),
+        ({**LATENT, "num_query_groups": 2}, "without num_query_groups"),
         ({**LATENT, "v_head_dim": None}, "v_head_dim"),
     ],
 )

@@ -55,22 +55,38 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "megatron_gpt": {"model_type": "megatron_gpt", "num_layers": 8, "hidden_size": 128, "num_attention_heads": 8,
                      "num_query_groups": 2, "ffn_hidden_size": 320, "vocab_size": 512, "normalization": "RMSNorm",
                      "max_position_embeddings": 1024},
+    "two more tokens": {"model_type": "megatron_gpt", "num_layers": 8, "hidden_size": 128, "num_attention_heads": 8,
+                        "vocab_size": 512, "max_position_embeddings": 4096, "ffn_hidden_size": 320, "mtp_num_layers": 2,
+                        "normalization": "RMSNorm", "position_embedding_type": "rope", "add_bias_linear": False},
+    "latents without norms": {
+        "model_type": "megatron_gpt", "num_layers": 8, "hidden_size": 128, "num_attention_heads": 8, "ffn_hidden_size": 320,
+        "vocab_size": 512, "max_position_embeddings": 1024, "multi_latent_attention": True, "kv_lora_rank": 16,
+        "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 16,
+    },
 }  # fmt: skip
 MODELS = {name: load_model(config) for name, config in _CONFIGS.items()}
 ALL = (LLAMA, GPT2, MIXTRAL, *MODELS.values())
 _MORE: dict[str, tuple[Any, ...]] = {
     "zero": (0, 1), "shard_group": (1, 2, 4, 8), "ep": (1, 2, 4), "etp": (1, 2), "cp": (1, 2, 4),
-    "cp_comm_type": ("p2p", "all_gather", "a2a"), "tp": (1, 2, 4), "pp": (1, 2, 4, 8), "virtual_stages": (2, 4),
+    "cp_comm_type": ("p2p", "all_gather", "a2a", "a2a+p2p"), "cp_exchange_size": (2,),
+    "tp": (1, 2, 4), "pp": (1, 2, 4, 8), "virtual_stages": (2, 4),
     "schedule": ("interleaved", "1f1b"), "first_stage_layers": (1, 2, 3), "last_stage_layers": (1, 2, 3),
-    "precision": ("bf16-mixed", "fp16-mixed", "fp32"), "grad_dtype": ("bf16", "fp16", "fp32"), "optimizer": ("adam", "adamw"),
+    "precision": ("bf16-mixed", "fp16-mixed", "fp32"), "grad_dtype": ("bf16", "fp16", "fp32"),
+    "optimizer": ("adam", "adamw", "muon"),
     "recompute": ("full", "selective"), "recompute_layers": (1, 2, 3, 7), "sequence_parallel": (True, False),
     "attention": ("sdpa", "flash", "unfused", "eager"), "cross_entropy": ("vocab-parallel", "vocab-parallel-fused", "fused"),
     "te_workspaces": (0, 1, 5), "cublas_workspace_config": (":4096:8",),
     "gradient_accumulation_fusion": (False, True), "attention_mask_in_dataloader": (False, True),
     "clip_grad_norm": (True,), "gpu": ("h100-80gb", "a100-40gb"), "gpus_per_node": (4,), "seq_len": (64, 256, 1024),
+    "stage_layers": ("5,3", "1,3,3,1", "2,1,1,4", "1,2,1,4"), "microbatch_group_size": (2, 3, 4, 8),
+    "wgrad_deferral_limit": (0, 3),
     "micro_batch_size": (2, 4), "pp_rank": (0, 1), "memory_efficiency": (0.5,), "expert_imbalance": (1.5,),
 }  # fmt: skip
-_TOGETHER = {"schedule": {"virtual_stages": 2}, "virtual_stages": {"schedule": "interleaved"}}
+_TOGETHER = {
+    "cp_exchange_size": {"cp": 4, "cp_comm_type": "a2a+p2p"},
+    "schedule": {"virtual_stages": 2},
+    "virtual_stages": {"schedule": "interleaved"},
+}
 """The options that memcalc takes only with another one."""
 
 
@@ -258,6 +274,9 @@ def test_a_vocabulary_has_the_same_rows_in_every_version(vocabulary: int, tp: in
         (7, {}, {"--account-for-loss-in-pipeline-split"}),
         (6, {}, {"--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"}),
         (7, {"last_stage_layers": 1}, {"--decoder-last-pipeline-num-layers"}),
+        (8, {"stage_layers": "3,2,1,2"}, {"--pipeline-model-parallel-layout"}),
+        (8, {"stage_layers": "3,2,2,1"}, {"--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"}),
+        (8, {"stage_layers": "2,2,2,2"}, set()),
         (8, {"virtual_stages": 2, "schedule": "interleaved"}, {"--num-virtual-stages-per-pipeline-rank"}),
         (
             7,

@@ -89,6 +89,24 @@ def kernel(kind: str, batch: int, ranks: int, seq: int, heads: int, kv_heads: in
     return Kernel(ours, there, tuple(Arg((batch, seq, n, width)) for n in (heads, kv_heads, kv_heads)))
 
 
+@pytest.mark.parametrize("sizes", [(2, 3, 8, 8, 4, 16), (4, 2, 8, 8, 8, 16), (3, 2, 6, 4, 2, 8)], ids=str)
+def test_gathered_by_batch_is_the_first_rank(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which no rank has more than: its late chunk sees all keys."""
+    install(monkeypatch)
+    ranks, batch, *rest = sizes
+    made, memory, mode = kernel("all_gather", batch, ranks, *rest), Memory(), engine.FusedMode()
+    ours = on_paper(made, memory)
+    with engine.one_rank(0, ranks):
+        assert ours == in_torch(made, mode)
+    sent = Counter((s.kind, numel(s.shape)[0] * s.dtype.itemsize) for s in memory.sent)
+    assert sent == Counter({(kind, size): calls for (_, kind, size), calls in mode.calls.items()})
+    for rank in range(1, ranks):
+        with engine.one_rank(rank, ranks):
+            other = in_torch(made, engine.FusedMode())
+        assert other.kept == ours.kept
+        assert (other.forward, other.backward) <= (ours.forward, ours.backward)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_saves_allocates_and_sends_what_the_real_one_does(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the last rank, as in test_context_parallel.py."""
@@ -108,17 +126,12 @@ def test_it_saves_allocates_and_sends_what_the_real_one_does(case: Case, monkeyp
 @pytest.mark.parametrize("kind", ATTENTION)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_step_runs_it(kind: str, batch: int) -> None:
-    """With one sequence it saves what the fused kernel does; gathered keys and values of several are refused."""
+    """With one sequence it saves what the fused kernel does."""
     setup = {"engine": "megatron", "gpus": 2, "cp": 2, "cp_comm_type": kind, "micro_batch_size": batch, "seq_len": 128}
-    if (kind, batch) == ("all_gather", 2):
-        with pytest.raises(
-            memcalc.InputError, match=r"--attention flash: keys and values gathered .*--cp-comm-type p2p"
-        ):
-            memcalc.estimate("llama-7b", attention="flash", **setup)
-        return
     flash, fused = (
         memcalc.estimate("llama-7b", attention=name, **setup).to_dict()["memory"] for name in ("flash", "sdpa")
     )
-    keeps_its_output = kind == "p2p" and batch > 1  # and the copy by sequence; of exchanged heads it keeps others
-    more = 32 * batch * 64 * 4096 * 2 if keeps_its_output else 0  # of each of 32 layers
+    # beside the copy by sequence a ring keeps its own output; the others keep other outputs
+    copies = {"p2p": 1, "a2a": 0, "all_gather": 0}[kind] if batch > 1 else 0
+    more = copies * 32 * batch * 64 * 4096 * 2  # of each of 32 layers
     assert flash["saved_activations"] - fused["saved_activations"] == more

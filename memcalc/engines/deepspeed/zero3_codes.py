@@ -63,6 +63,8 @@ class _Block:
 class _Counted:
     """A run in which blocks have sizes and no place."""
 
+    takes_sent = False
+
     def reach(self, place: int) -> None: ...
 
     def block(self, name: str, dim: str, elements: int, dtype: DType) -> object:

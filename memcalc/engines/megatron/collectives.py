@@ -22,8 +22,11 @@ from memcalc.engines.megatron.engine import (
     sequence_dims,
     weights_of,
 )
+from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
+from memcalc.engines.megatron.layer_wise import shards_buffers
 from memcalc.layout.collectives import Collective, Overlap
 from memcalc.layout.layer_kinds import Shares, elements_of, shares_of
+from memcalc.megatron.context_parallel.ring import EXCHANGES
 from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import padded_vocab
 from memcalc.setup.setup import DTYPES
@@ -37,6 +40,7 @@ _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
 _DISTRIBUTED: Final = "megatron/core/optimizer/distrib_optimizer.py"
 _LAYERS: Final = "megatron/core/tensor_parallel/layers.py"
 _PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
+_SHARED: Final = "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"
 _DISPATCHER: Final = "megatron/core/transformer/moe/token_dispatcher.py"
 _CROSS_ENTROPY: Final = "megatron/core/tensor_parallel/cross_entropy.py"
 _NORM: Final = "megatron/core/optimizer/clip_grads.py, get_grad_norm_fp32"
@@ -69,7 +73,8 @@ def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Coll
     experts = setup.ep * setup.etp
     groups = {
         "tp": Group("tp", setup.tp, _LAYERS),
-        "cp": Group("cp", setup.cp, "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"),
+        "cp": Group("cp", setup.cp // (setup.cp_exchange_size or 1), _SHARED),
+        EXCHANGES: Group("cp", setup.cp_exchange_size or 1, _SHARED),
         "ep": Group("ep", setup.ep, _DISPATCHER),
         "etp": Group("tp", setup.etp, _DISPATCHER),
         "ep·etp": Group("ep", experts, _DISPATCHER),
@@ -138,14 +143,17 @@ def data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
         dense = buffer.name == "weights"
         of = "parameters of the stage" if dense else "parameters of its experts"
         name = "main gradients" if dense else "main gradients of experts"
-        if setup.zero:
+        if shards_buffers(setup):
             made = _of_distributed_optimizer(setup, buffer, name, of)
         else:
             ranks, total = buffer.data_ranks, buffer.elements
             made = [_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)]
+            if setup.zero:  # each rank has updated some whole weights
+                updated, dtype = f"updated {buffer.name}", setup.compute_dtype
+                made.append(_of_parameters("all_gather", updated, "step", dtype, ranks, total, LAYER_WISE, of=of))
         made = [c for c in made if c.group_size > 1]
         if stage.layers:
-            shares = _shares(stage, buffer, padded=bool(setup.zero))
+            shares = _shares(stage, buffer, padded=shards_buffers(setup))
             made = [c._replace(shares=shares) for c in made]
         out += made
     return out
@@ -216,10 +224,13 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
             )
         )
     layout = stage.chunks[0].layout, stage.chunks[-1].layout
-    if setup.pp > 1 and stage.chunks[0].a.tied and (layout[0].first or layout[1].last):
-        a = stage.chunks[0].a
+    a = stage.chunks[0].a
+    if setup.pp > 1 and (a.tied or a.mtp) and (layout[0].first or layout[1].last):
         table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
-        name, of = "gradient of the tied embedding", "padded vocab/tp·hidden"
+        name, of = (
+            "gradient of the tied embedding" if a.tied else "gradient of the embedding's copies",
+            "padded vocab/tp·hidden",
+        )
         out.append(_of_parameters("all_reduce", name, "step", DTYPES[setup.grad_dtype], 2, table, source, "pp", of))
     return out
 

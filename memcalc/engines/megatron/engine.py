@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dims import Dim, Shape, evaluate, numel
 from memcalc.core.dtypes import DType, boolean, fp32, int64
 from memcalc.core.rows import Component, Row
-from memcalc.engines.base.holdings import Holdings, state_rows
+from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries
+from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
+from memcalc.engines.megatron.layer_wise import is_by_layer, shards_buffers, updated
 from memcalc.families.base.architecture import Architecture, architecture_of
 from memcalc.megatron.between_stages import left
 from memcalc.megatron.gpt_model import GPTModel
@@ -61,6 +63,17 @@ class Stage(NamedTuple):
         """Return the number of layers; 0 for a stage with only the embedding or the head."""
         return sum(chunk.layers for chunk in self.chunks)
 
+    @property
+    def predicting(self) -> int:
+        """Return the number of layers of multi-token prediction."""
+        return self.chunks[-1].a.mtp if self.chunks[-1].layout.last else 0
+
+    @property
+    def routed(self) -> int:
+        """Return the number of layers with experts."""
+        of_decoder = sum(sum(chunk.layout.routed) for chunk in self.chunks)
+        return of_decoder + (self.predicting if self.chunks[-1].a.predicts_by_experts else 0)
+
 
 def architecture(model: Model) -> Architecture:
     """Return the model as GPTModel's configuration describes it."""
@@ -71,7 +84,7 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     """Return all pipeline ranks, first to last."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    of_ranks = a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers
+    of_ranks = a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers
     key = "stages", a, of_ranks, _layout(setup, a, _ALL)
     if key not in model.profiles:
         layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans_of(*of_ranks)]
@@ -85,7 +98,7 @@ def smallest_stage(model: Model, setup: Setup) -> Stage:
     """Return the pipeline rank with the fewest layers; of several, one without the embedding and the head."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
+    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers)
     sizes = [(sum(s.layers for s in own), any(s.first or s.last for s in own)) for own in spans]
     rank = sizes.index(min(sizes))
     return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span)) for span in spans[rank]))
@@ -113,10 +126,12 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         routed=a.routed(span.start, span.layers),
         first=span.first,
         last=span.last,
+        ends=None if not a.mtp else span.layers > 0 and span.start + span.layers == a.layers,
         selective=setup.recompute == "selective",
         loss=setup.cross_entropy or "vocab-parallel",
         fuses_accumulation=setup.gradient_accumulation_fusion is not False,
         mask_in_batch=setup.attention_mask_in_dataloader is not False,
+        exchanging=setup.cp_exchange_size or 1,
     )
 
 
@@ -191,14 +206,37 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
         always += [row for row in state_rows(setup, parameters, fp32) if row.shape]
         if grad_dtype is not fp32:
             step += [_row("gradients", p, "fp32 copy of the gradient", "within the step", setup) for p in parameters]
+        if is_by_layer(setup):
+            step += step_temporaries(setup.optimizer, setup.optimizer_implementation, parameters, fp32, fp32)
     always += _buffers(setup, stage)
     if setup.pp > 1 and left(stage.rank, len(stage.chunks)):
         step.append(between_stages(setup, stage)._replace(copies=left(stage.rank, len(stage.chunks))))
-    return Holdings(tuple(always), step=tuple(step), keeps_gradients=False, accumulates=True)
+    waiting = deferred(setup, stage)
+    return Holdings(tuple(always), waiting, waiting, tuple(step), keeps_gradients=False, accumulates=True)
+
+
+def deferred(setup: Setup, stage: Stage) -> tuple[Row, ...]:
+    """Return what waits for the gradient of the head's weight (`--defer-embedding-wgrad-compute`): the gradients of the logits
+    and the head's inputs of the micro-batches before the last one, which
+    LinearWithGradAccumulationAndAsyncCommunication puts aside until the pipeline is empty."""
+    limit, chunk = setup.wgrad_deferral_limit, stage.chunks[-1]
+    if limit is None or not chunk.layout.last:
+        return ()
+    count = min(limit or setup.micro_batches, setup.micro_batches - 1)
+    batch, whole, shard = sequence_dims(setup)
+    shapes = {"gradient of the logits": (batch, whole, chunk.vocab), "input of the head": (batch, shard, chunk.hidden)}
+    life = "until the pipeline is empty"
+    return tuple(
+        Row("buffers", f"{name} that waits", shape, setup.compute_dtype, count, life, "modelled", _LAYERS)
+        for name, shape in shapes.items()
+        if count
+    )
 
 
 def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
     """Return what one rank updates: its weights, or its shard of all of them."""
+    if is_by_layer(setup):
+        return updated(setup, buffer.weights, buffer.data_ranks)
     if not setup.zero:
         return [Parameter(w.name, w.shape, n, False) for w, n in buffer.weights.items()]
     part = Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", buffer.padded // buffer.ranks)
@@ -208,7 +246,7 @@ def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
 def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
     """Return the padding in the distributed optimizer's two buffers: between weights that are no multiples of 64, and
     at the end."""
-    padding = buffer.padded - buffer.elements if setup.zero else 0
+    padding = buffer.padded - buffer.elements if shards_buffers(setup) else 0
     of = (("weights", setup.compute_dtype), ("main gradients", DTYPES[setup.grad_dtype]))
     shape = (Dim("padding", padding),)
     return [
@@ -219,7 +257,7 @@ def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
 
 
 def _row(component: Component, p: Parameter, what: str, life: str, setup: Setup) -> Row:
-    source = _DISTRIBUTED if setup.zero else _OPTIMIZER
+    source = (LAYER_WISE if is_by_layer(setup) else _DISTRIBUTED) if setup.zero else _OPTIMIZER
     return Row(component, f"{p.name}: {what}", p.shape, fp32, p.count, life, "modelled", source)
 
 
@@ -228,7 +266,7 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
     batch, whole, shard = sequence_dims(setup)
     first, last = stage.chunks[0].layout.first, stage.chunks[-1].layout.last
     rows: list[Row] = []
-    if first:
+    if first or stage.predicting:
         rows.append(Row("buffers", "tokens", (batch, whole), int64, life="the step's batch", source="the caller"))
     if last:
         rows.append(Row("buffers", "labels", (batch, whole), int64, life="the step's batch", source="the caller"))
@@ -236,7 +274,7 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
     rows += _global_buffer(setup, stage, batch, whole)
     if setup.gradient_accumulation_fusion:
         rows += _dummy_weight_gradients(stage, dtype)
-    routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
+    routed = stage.routed
     if routed:
         per_token = (batch, shard, stage.chunks[0].moe.count)
         for name, kind in (("routing probabilities", dtype), ("map of tokens to experts", boolean)):
@@ -258,6 +296,7 @@ def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
     """Return the tensors that autograd gets if the kernel has added the gradient itself: one for each shape, for all
     layers."""
     shapes = [w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1]
+    shapes += [w.shape for w in weights_of(stage) if w.name.endswith("eh_proj.weight")]
     if stage.chunks[-1].layout.last:
         shapes.append((stage.chunks[0].vocab, stage.chunks[0].hidden))
     of_sizes = {tuple(dim.size for dim in shape): shape for shape in reversed(shapes)}
@@ -281,7 +320,7 @@ def layers_with_expert_bias(stage: Stage) -> int:
     """Return the number of layers whose routers have a balancing bias for each expert
     (`--moe-router-enable-expert-bias`)."""
     experts = stage.chunks[0].a.experts
-    return sum(sum(chunk.layout.routed) for chunk in stage.chunks) if experts is not None and experts.sigmoid else 0
+    return stage.routed if experts is not None and experts.sigmoid else 0
 
 
 def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
@@ -293,10 +332,11 @@ def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
         rows.append(
             Row("buffers", "bias and counts of experts", (TWO, stage.chunks[0].moe.count), fp32, routed, source=source)
         )
-    if a.latent is not None and stage.layers:
+    layers = stage.layers + stage.predicting
+    if a.latent is not None and layers:
         shape = (TWO, Dim("positions", _cached_positions(setup)), Dim("qk_rope_head_dim", a.latent.rope_dim))
         source = "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py"
-        rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, stage.layers, source=source))
+        rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, layers, source=source))
     return rows
 
 

@@ -17,6 +17,7 @@ from memcalc.core.dtypes import DType, fp32
 from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, Order, state_rows
 from memcalc.engines.megatron.engine import Buffer, Stage, buffers_of
+from memcalc.engines.megatron.layer_wise import shards_buffers
 from memcalc.optimizers import Parameter
 from memcalc.setup.setup import DTYPES, Setup
 
@@ -29,9 +30,9 @@ def order_of(setup: Setup, stage: Stage, held: Holdings) -> Order:
     buffers = buffers_of(setup, stage)
     made = [row for row in held.always if row.component == "parameters"]
     gradients = [_flat("gradients", buffer, DTYPES[setup.grad_dtype]) for buffer in buffers]
-    rest = [row for row in held.always if row.component == "buffers"]
+    rest = [row for row in (*held.always, *held.backward) if row.component == "buffers"]
     casts = tuple(row for row in held.step if row.component == "gradients")
-    if not setup.zero:
+    if not shards_buffers(setup):
         mains = [row for row in held.always if row.component == "optimizer_states" and _is_main(row)]
         states = [row for row in held.always if row.component == "optimizer_states" and not _is_main(row)]
         return Order((*made, *gradients, *mains, *rest), tuple(states), casts, ())

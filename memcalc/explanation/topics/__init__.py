@@ -14,6 +14,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "adam",
         "mixed-precision",
         "optimizers",
+        "muon",
         "ddp",
         "zero",
         "zero-plus-plus",

@@ -40,6 +40,8 @@ class Latent:
     nope_dim: int
     rope_dim: int
     v_dim: int
+    normed: bool = True
+    """True if the latents are normed (`--qk-layernorm`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,13 @@ class Architecture:
     latent: Latent | None = None
     squared_relu: bool = False
     """True for `--squared-relu`; False: GELU, or SwiGLU."""
+    mtp: int = 0
+    """The layers of multi-token prediction (`--mtp-num-layers`)."""
+
+    @property
+    def predicts_by_experts(self) -> bool:
+        """Tell whether the layers of multi-token prediction have experts: they are as the decoder's last layer."""
+        return bool(self.mtp) and self.experts is not None and self.layers - 1 not in self.experts.dense
 
     def routed(self, start: int, layers: int) -> tuple[bool, ...]:
         """Tell which of `layers` layers from `start` on have experts; () if the model has none."""

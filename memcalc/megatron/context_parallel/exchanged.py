@@ -23,12 +23,12 @@ from memcalc.megatron.context_parallel.layout import Laid, laid_out, send, whole
 def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int, incoming: Laid = alias) -> Tensor:
     """Compute attention. It saves q, k, v and the output of the rank's heads, the output of its tokens, and one fp32
     logsumexp per query and head. `incoming` lays out the gradient that backward is given."""
-    own = [_heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
-    q_part, k_part, v_part = _to_heads([q, k, v], own, ["queries", "keys", "values"])
+    own = [heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
+    q_part, k_part, v_part = to_heads([q, k, v], own, ["queries", "keys", "values"])
     attends(q.memory, own[0], own[1], own[2], q.dtype)
     out_part = laid_out(q, own[0], "attention output of a rank's heads")
     logsumexp = new_tensor(q.memory, own[0][:3], fp32, "attention logsumexp")
-    (out,) = _to_tokens([out_part], [q.shape], ["attention output"])
+    (out,) = to_tokens([out_part], [q.shape], ["attention output"])
     if recording(q, k, v):
         saved = (q_part, k_part, v_part, out_part, logsumexp)
         out.node = Node(q.memory, _exchanged_backward, (q, k, v), saved, incoming)
@@ -36,23 +36,24 @@ def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int, incoming: L
 
 
 @lru_cache(maxsize=1024)
-def _heads_of_a_rank(shape: Shape, ranks: int) -> Shape:
+def heads_of_a_rank(shape: Shape, ranks: int) -> Shape:
+    """Return the shape of a tensor after `ranks` ranks have exchanged heads for tokens."""
     batch, heads, seq, width = shape
     return batch, Dim(f"{heads.name}/cp", heads.size // ranks), whole_sequence(seq, ranks), width
 
 
-def _received(sent: Tensor, name: str) -> Tensor:
-    send(sent, "all_to_all", name, sent.shape)
+def _received(sent: Tensor, name: str, group: str) -> Tensor:
+    send(sent, "all_to_all", name, sent.shape, group)
     return laid_out(sent, sent.shape, f"{name}, received")
 
 
-def _to_heads(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> list[Tensor]:
+def to_heads(tensors: list[Tensor], shapes: list[Shape], names: list[str], group: str = "cp") -> list[Tensor]:
     """Exchange tensors before attention (flash_attn_a2a_communicate)."""
     copies: list[Tensor] = []
     out: list[Tensor] = []
     for i in range(len(tensors) + 2):
         if 0 < i <= len(tensors):
-            out.append(_received(copies[i - 1], names[i - 1]))
+            out.append(_received(copies[i - 1], names[i - 1], group))
         if i > 1:
             out[i - 2] = laid_out(out[i - 2], shapes[i - 2], f"{names[i - 2]} of a rank's heads")
         if i < len(tensors):
@@ -60,13 +61,13 @@ def _to_heads(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> l
     return out
 
 
-def _to_tokens(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> list[Tensor]:
+def to_tokens(tensors: list[Tensor], shapes: list[Shape], names: list[str], group: str = "cp") -> list[Tensor]:
     """Exchange tensors after attention (flash_attn_a2a_communicate)."""
     copies: list[Tensor] = []
     out: list[Tensor] = []
     for i in range(len(tensors) + 2):
         if 0 < i <= len(tensors):
-            out.append(_received(copies[i - 1], names[i - 1]))
+            out.append(_received(copies[i - 1], names[i - 1], group))
         if i < len(tensors):
             copies.append(laid_out(tensors[i], tensors[i].shape, f"{names[i]} by rank"))
         if i > 1:
@@ -78,7 +79,7 @@ def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, k, v, out, _logsumexp = node.unpack()
     tokens = [shape for shape, _ in node.metadata]
     gradient = node.context(grads[0])
-    (_grad,) = _to_heads([gradient], [out.shape], ["output gradient"])
+    (_grad,) = to_heads([gradient], [out.shape], ["output gradient"])
     attends_backward(q.memory, q.shape, k.shape, v.shape, q.dtype)
     gradients = [laid_out(x, x.shape, "gradient of a rank's heads") for x in (q, k, v)]
-    return _to_tokens(gradients, tokens, ["query gradient", "key gradient", "value gradient"])
+    return to_tokens(gradients, tokens, ["query gradient", "key gradient", "value gradient"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     """Compute attention. It saves q, k, v, the outputs of both chunks besides the joined one, and one fp32 logsumexp
     per query and head."""
-    keys, values = _gather(k, v, ranks)
+    keys, values = gather(k, v, ranks)
     attends_in_parts(q, v.shape, 2 * ranks + 1, 4)  # of 2·cp chunks in total
     out = laid_out(q, q.shape, "attention output")
     outputs = laid_out(q, q.shape, "attention outputs of the chunks")
@@ -37,7 +37,7 @@ def gathered_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     return transpose(out, 1, 2)
 
 
-def _gather(k: Tensor, v: Tensor, ranks: int, again: str = "") -> tuple[Tensor, Tensor]:
+def gather(k: Tensor, v: Tensor, ranks: int, again: str = "") -> tuple[Tensor, Tensor]:
     """Return gathered keys and values: the chunks come by rank and are put in order by a copy."""
     keys, values = (_gathered(x, ranks, f"gathered {name}{again}") for x, name in ((k, "keys"), (v, "values")))
     keys = laid_out(keys, keys.shape, "keys in order")
@@ -46,13 +46,13 @@ def _gather(k: Tensor, v: Tensor, ranks: int, again: str = "") -> tuple[Tensor, 
 
 
 def _gathered(x: Tensor, ranks: int, name: str) -> Tensor:
-    shape = _whole(x.shape, ranks)
+    shape = whole_of(x.shape, ranks)
     send(x, "all_gather", name, shape)
     return laid_out(x, shape, name)
 
 
 @lru_cache(maxsize=1024)
-def _whole(shape: Shape, ranks: int) -> Shape:
+def whole_of(shape: Shape, ranks: int) -> Shape:
     """Return the shape for all tokens of the sequence."""
     batch, heads, seq, width = shape
     return batch, heads, whole_sequence(seq, ranks), width
@@ -62,15 +62,15 @@ def _gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, k, v, _outputs, _logsumexp = node.unpack()
     ranks: int = node.context
     query_gradient = laid_out(q, q.shape, "query gradient")
-    sums = [laid_out(x, _whole(x.shape, ranks), "sum of gradients") for x in (k, v)]
-    _keys, _values = _gather(k, v, ranks, ", again")
+    sums = [laid_out(x, whole_of(x.shape, ranks), "sum of gradients") for x in (k, v)]
+    _keys, _values = gather(k, v, ranks, ", again")
     attends_in_parts(q, v.shape, 2 * ranks + 1, 4, backward=True)
     _of_chunks = [laid_out(q, q.shape, "query gradients of the chunks")]
     _of_chunks += [new_tensor(x.memory, _seen(x.shape, ranks), x.dtype, "gradients of the chunks") for x in (k, v)]
     for i, x in enumerate((k, v)):
         sums[i] = laid_out(x, sums[i].shape, "gradients by rank")
     key_gradient, value_gradient = (
-        _scattered(whole, x, name) for whole, x, name in zip(sums, (k, v), ("keys", "values"), strict=True)
+        scattered(whole, x, name) for whole, x, name in zip(sums, (k, v), ("keys", "values"), strict=True)
     )
     return [query_gradient, key_gradient, value_gradient]
 
@@ -82,6 +82,6 @@ def _seen(shape: Shape, ranks: int) -> Shape:
     return batch, heads, seq, Dim(f"(2·cp+1)·{width.name}/2", (2 * ranks + 1) * width.size // 2)
 
 
-def _scattered(whole: Tensor, x: Tensor, name: str) -> Tensor:
+def scattered(whole: Tensor, x: Tensor, name: str) -> Tensor:
     send(whole, "reduce_scatter", f"gradients of the {name}", whole.shape)
     return laid_out(x, x.shape, f"gradient of the {name}")

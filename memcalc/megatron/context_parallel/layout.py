@@ -26,10 +26,10 @@ def laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
     return new_tensor(like.memory, shape, like.dtype, name, heads_inside(shape))
 
 
-def send(of: Tensor, kind: Kind, name: str, shape: Shape) -> None:
-    """Record a call over the context-parallel group. `shape` is that of its payload."""
+def send(of: Tensor, kind: Kind, name: str, shape: Shape, group: str = "cp") -> None:
+    """Record a call over the context-parallel group, or a part of it. `shape` is that of its payload."""
     memory = of.memory
-    memory.sent.append(Sent("cp", kind, name, memory.phase, memory.layer, shape, of.dtype))
+    memory.sent.append(Sent(group, kind, name, memory.phase, memory.layer, shape, of.dtype))
 
 
 def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: bool = False) -> None:
@@ -40,12 +40,12 @@ def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: b
     shape = q.shape
     note = attends_backward if backward else attends
     for count, is_causal in ((_DIAGONAL, True), (times - _DIAGONAL, False)):
-        own, values = (*shape[:3], _share(shape[3], count, parts)), (*v[:3], _share(v[3], count, parts))
+        own, values = (*shape[:3], share(shape[3], count, parts)), (*v[:3], share(v[3], count, parts))
         note(q.memory, own, shape, values, q.dtype, is_causal)
 
 
 @lru_cache(maxsize=1024)
-def _share(width: Dim, times: int, parts: int) -> Dim:
+def share(width: Dim, times: int, parts: int) -> Dim:
     """Return `times / parts` of a width. The width divides evenly; a sequence of varying length need not."""
     return Dim(f"{times}/{parts}·{width.name}", times * width.size // parts)
 

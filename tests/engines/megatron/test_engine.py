@@ -267,11 +267,6 @@ def test_flash_attn_keeps_its_output_twice_from_two_sequences_on() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "why"),
     [
-        (
-            "llama-7b",
-            {"gpus": 2, "cp": 2, "cp_comm_type": "all_gather", "micro_batch_size": 2},
-            "keys and values gathered",
-        ),
         ("deepseek-v3", {"gpus": 8, "ep": 8}, "values as wide as keys"),
         ("llama-7b", {"engine": "none"}, "not modelled"),
     ],
