@@ -55,6 +55,11 @@ class Options(NamedTuple):
     zero_quantized_weights: bool = False
     zero_quantized_gradients: bool = False
     zero_hpz_partition_size: int = 1
+    nvme_optimizer_buffer_count: int | None = None
+    nvme_buffer_count: int | None = None
+    nvme_buffer_size: int | None = None
+    nvme_max_in_cpu: int | None = None
+    nvme_threads: int | None = None
     gradient_accumulation_fusion: bool | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
@@ -172,6 +177,10 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
         (0, 10**15),
     ),
     "zero_hpz_partition_size": _DEGREE,
+    **dict.fromkeys(("nvme_optimizer_buffer_count", "nvme_buffer_count"), (1, 10**6)),
+    "nvme_buffer_size": (1, 10**15),
+    "nvme_max_in_cpu": (0, 10**15),
+    "nvme_threads": (1, 1024),
     "pp_rank": (0, 10**6),
     "servers": (1, 10**6),
     "lora_rank": (0, 10**6),

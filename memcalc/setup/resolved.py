@@ -50,7 +50,7 @@ from memcalc.setup.task_checks import check_task, precompute_reference_of, with_
 from memcalc.setup.tensor_dims_checks import check_colossalai, check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
-from memcalc.setup.zero_sizes import overlap_comm_of, zero_plus_plus_of, zero_sizes
+from memcalc.setup.zero_sizes import nvme_sizes, overlap_comm_of, zero_plus_plus_of, zero_sizes
 from memcalc.tasks.neftune_checks import check_neftune
 from memcalc.tasks.offload_activations_checks import check_offloaded_activations
 from memcalc.tasks.packing_checks import check_lengths, check_packing
@@ -141,6 +141,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         **zero_sizes(options, engine),
         overlap_comm=overlap_comm_of(options, engine),
         **zero_plus_plus_of(options, engine, precision, model),
+        **nvme_sizes(options, engine),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
