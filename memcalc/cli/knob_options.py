@@ -86,6 +86,30 @@ NvmeThreads = Annotated[
         "--nvme-threads",
     ),
 ]
+PrecisionAwareOptimizer = Annotated[
+    bool,
+    option(
+        "Megatron's precision-aware optimizer: its states have the next three dtypes. (default: off)",
+        KNOBS,
+        "--precision-aware-optimizer",
+    ),
+]
+MainParamsDtype = Annotated[
+    str | None,
+    option(
+        "Its main weights: fp32 (of bf16 weights the lower 2 bytes alone), fp16. (default: fp32)",
+        KNOBS,
+        "--main-params-dtype",
+    ),
+]
+ExpAvgDtype = Annotated[
+    str | None,
+    option("Its first moment: fp32, bf16, fp16, fp8. (default: fp32)", KNOBS, "--exp-avg-dtype"),
+]
+ExpAvgSqDtype = Annotated[
+    str | None,
+    option("Its second moment: fp32, bf16, fp16, fp8. (default: fp32)", KNOBS, "--exp-avg-sq-dtype"),
+]
 UseOrigParams = Annotated[
     bool | None,
     option(

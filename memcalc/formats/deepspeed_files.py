@@ -1,4 +1,4 @@
-"""What DeepSpeed's JSON says of swapping to NVMe: runtime/zero/offload_config.py, runtime/swap_tensor/aio_config.py."""
+"""Keys of DeepSpeed's JSON for swapping to NVMe: runtime/zero/offload_config.py, runtime/swap_tensor/aio_config.py."""
 
 from __future__ import annotations
 

@@ -32,9 +32,11 @@ _SAID: Final = frozenset({
     "engine", "tp", "pp", "cp", "cp_comm_type", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages",
     "first_stage_layers", "last_stage_layers", "micro_batch_size", "seq_len", "global_batch_size", "precision",
     "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
-    "attention_mask_in_dataloader", "shard_group",
+    "attention_mask_in_dataloader", "shard_group", "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype",
+    "exp_avg_sq_dtype",
 })  # fmt: skip
 """The options that the arguments say, or that follow from those."""
+_OF_STATES: Final = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _WHY: Final[Mapping[str, str]] = {
     "gpus": "the launcher says it: torchrun --nnodes --nproc-per-node",
     "gpus_per_node": "the launcher says it: torchrun --nproc-per-node",
@@ -123,8 +125,18 @@ def _optimizer(setup: Setup) -> Flags:
     return {
         "--use-distributed-optimizer": setup.zero == 1 or None,
         "--num-distributed-optimizer-instances": setup.replicas if setup.zero and setup.replicas > 1 else None,
+        **_precision_aware(setup),
         "--clip-grad": _CLIPS_AT if setup.clip_grad_norm else 0.0,
     }
+
+
+def _precision_aware(setup: Setup) -> Flags:
+    """Return the dtypes of the precision-aware optimizer's states, fp32 being Megatron's default."""
+    if not setup.precision_aware_optimizer:
+        return {}
+    dtypes = {name: getattr(setup, name) for name in _OF_STATES}
+    keys = {f"--{name.replace('_', '-')}": None if dtype == "fp32" else dtype for name, dtype in dtypes.items()}
+    return {"--use-precision-aware-optimizer": True, **keys}
 
 
 def _precision(setup: Setup) -> Flags:

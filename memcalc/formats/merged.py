@@ -40,6 +40,8 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size", "overlap_comm",
         "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size",
         "nvme_optimizer_buffer_count", "nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu", "nvme_threads",
+        "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
+        "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
         "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook",
     ),
     "offload_optimizer": ("nvme_optimizer_buffer_count",),

@@ -61,6 +61,10 @@ class Options(NamedTuple):
     nvme_max_in_cpu: int | None = None
     nvme_threads: int | None = None
     gradient_accumulation_fusion: bool | None = None
+    precision_aware_optimizer: bool = False
+    main_params_dtype: str | None = None
+    exp_avg_dtype: str | None = None
+    exp_avg_sq_dtype: str | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
     cublas_workspace_config: str | None = None
@@ -135,6 +139,9 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     ),
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "optimizer": EVERY_OPTIMIZER,
+    "main_params_dtype": ("fp32", "fp16"),
+    "exp_avg_dtype": ("fp32", "bf16", "fp16", "fp8"),
+    "exp_avg_sq_dtype": ("fp32", "bf16", "fp16", "fp8"),
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),
@@ -211,6 +218,7 @@ FLAGS: Final = (
     "zero_quantized_weights",
     "zero_quantized_gradients",
     "gradient_accumulation_fusion",
+    "precision_aware_optimizer",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
     "use_orig_params",

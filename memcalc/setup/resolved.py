@@ -35,6 +35,7 @@ from memcalc.setup.optimizer_checks import (
     check_optimizer_of_layers,
 )
 from memcalc.setup.parameter_server_checks import check_parameter_server, servers_of
+from memcalc.setup.precision_aware_options import precision_aware_options
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -142,6 +143,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         overlap_comm=overlap_comm_of(options, engine),
         **zero_plus_plus_of(options, engine, precision, model),
         **nvme_sizes(options, engine),
+        **precision_aware_options(options, engine, precision),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),

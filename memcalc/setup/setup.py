@@ -70,6 +70,11 @@ class Setup(NamedTuple):
     """The elements of a rank's weights that stay on the host and have no file."""
     nvme_threads: int | None
     """The threads of a request; what is read and written is aligned to a KiB for each."""
+    precision_aware_optimizer: bool
+    """True if Megatron's optimizer has states of the next three dtypes; these are None without it."""
+    main_params_dtype: str | None
+    exp_avg_dtype: str | None
+    exp_avg_sq_dtype: str | None
     gradient_accumulation_fusion: bool | None
     """Megatron's switch, like the next one; None with another engine."""
     attention_mask_in_dataloader: bool | None

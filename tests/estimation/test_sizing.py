@@ -42,6 +42,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "zero_quantized_weights": (True,), "zero_quantized_gradients": (True,), "zero_hpz_partition_size": (1, 4),
     "nvme_optimizer_buffer_count": (4, 8), "nvme_buffer_count": (5, 9), "nvme_buffer_size": (10**6,),
     "nvme_max_in_cpu": (0, 10**6), "nvme_threads": (1, 2),
+    "precision_aware_optimizer": (True,), "main_params_dtype": ("fp16",), "exp_avg_dtype": ("bf16",),
+    "exp_avg_sq_dtype": ("fp8",),
     "comm_hook": ("fp16", "powersgd"), "powersgd_rank": (1, 4), "compression_phase": ("warmup", "compressed"),
     "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,), "lengths": ("64:1",),
 }  # fmt: skip
