@@ -141,6 +141,7 @@ OPTIMIZERS: Final[Registry[Any]] = Registry(
         "paged-lion-8bit",
         "apollo-adamw",
         "galore-adamw",
+        "adam-mini",
     ),
     partial(constant, "OPTIMIZER", "name"),
     helpers=("bitsandbytes", "low_rank", "of_deepspeed"),

@@ -43,6 +43,8 @@ class Parameter:
     left out."""
     dtype: DType | None = None
     """The parameter's dtype if it is not that of all others."""
+    head: int = 0
+    """The elements of a head of attention, hidden²/heads; 0 where the model's configuration has no such numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc.core.dims import numel
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.optimizers import EVERY_OPTIMIZER
 
@@ -19,6 +20,32 @@ def check_optimizer_of_layers(options: Options, model: Model) -> None:
     if optimizer.takes_linear_layers_alone and model.support.conv1d:
         why = f"takes nn.Linear alone, and the layers of a {model.model_type} are Conv1D"
         refuse("optimizer", optimizer.name, f"{why}; allowed: another one")
+
+
+def check_adam_mini(options: Options, engine: str, model: Model | None) -> None:
+    """Raise InputError for what Adam-mini's step fails with, and for ranks that it would reduce over."""
+    from memcalc.optimizers.adam_mini import block_of
+
+    if engine != "none":
+        refuse("optimizer", "adam-mini", f"with engine {engine} {NOT_YET}with --engine none")
+    if model is None:
+        refuse("optimizer", "adam-mini", f"with --params, a number of parameters alone, {NOT_YET}with --model")
+    head = head_elements(model)
+    for weight in model.program.weights():
+        kind = block_of(weight.name)
+        if kind == "row" and len(weight.shape) != 2:
+            why = f"takes {weight.name} for a matrix by its name, and fails"
+            refuse("optimizer", "adam-mini", f"{why}; allowed: another one for a {model.model_type}")
+        if kind == "head" and (not head or numel(weight.shape)[0] % head):
+            why = f"does not find whole heads of hidden²/heads elements in {weight.name}"
+            refuse("optimizer", "adam-mini", f"{why}; allowed: another one for a {model.model_type}")
+
+
+def head_elements(model: Model) -> int:
+    """Return the elements of a head as Adam-mini counts them: hidden²/heads; 0 where the configuration has not both numbers."""
+    config = model.program.config
+    hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    return hidden * hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads else 0
 
 
 def check_engine_of_optimizer(options: Options, engine: str, *, states_only: bool) -> None:

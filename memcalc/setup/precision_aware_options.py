@@ -26,8 +26,6 @@ def precision_aware_options(options: Options, engine: str, precision: str) -> di
         refuse(name, on, "is an option of Megatron; allowed: with --engine megatron --zero 1")
     if options.zero != 1:
         refuse(name, on, "Megatron takes it with its distributed optimizer alone; allowed: with --zero 1")
-    if options.optimizer not in ("adamw", "adam"):
-        refuse(name, on, f"Megatron takes it with adam alone; allowed: --optimizer adamw, not {options.optimizer}")
     if precision not in _PRECISIONS:
         refuse(name, on, f"with precision {precision} {NOT_YET}with --precision {', '.join(_PRECISIONS)}")
     return {name: on, **{dtype: value or "fp32" for dtype, value in given.items()}}

@@ -30,6 +30,7 @@ from memcalc.setup.methods import (
 )
 from memcalc.setup.offload_checks import check_offload, offload_optimizer_of
 from memcalc.setup.optimizer_checks import (
+    check_adam_mini,
     check_engine_of_optimizer,
     check_optimizer_of_deepspeed,
     check_optimizer_of_layers,
@@ -81,6 +82,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_task(options, engine, model)
     check_modelled(options, engine, model)
     check_offload(options, engine, model)
+    if options.optimizer == "adam-mini":
+        check_adam_mini(options, engine, model)
     seq_len = None if model is None else seq_len_of(options, model)
     if options.autotp:
         check_auto_tp(options, engine, model)
