@@ -142,6 +142,8 @@ OPTIMIZERS: Final[Registry[Any]] = Registry(
         "apollo-adamw",
         "galore-adamw",
         "adam-mini",
+        "lomo",
+        "adalomo",
     ),
     partial(constant, "OPTIMIZER", "name"),
     helpers=("bitsandbytes", "low_rank", "of_deepspeed"),

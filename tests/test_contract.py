@@ -48,7 +48,7 @@ VALUES = {
     "--precision": "fp32 bf16 fp16 bf16-mixed fp16-mixed bf16-autocast fp16-autocast fp8-mixed",
     "--grad-dtype": "fp32 bf16 fp16",
     "--optimizer": "adamw adam sgd sgd-momentum adafactor lion adamw-8bit muon adam-8bit lion-8bit paged-adamw "
-    "paged-adamw-8bit paged-adam paged-adam-8bit paged-lion paged-lion-8bit apollo-adamw galore-adamw "
+    "paged-adamw-8bit paged-adam paged-adam-8bit paged-lion paged-lion-8bit apollo-adamw galore-adamw adam-mini lomo adalomo "
     "lamb onebit-adam onebit-lamb zero-one-adam",
     "--optimizer-implementation": "foreach fused for-loop",
     "--recompute": "none selective op full",

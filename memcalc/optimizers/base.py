@@ -89,6 +89,9 @@ class Optimizer(ABC):
     makes_states_in_turn: ClassVar[bool] = False
     """True if the first step makes a parameter's states when it comes to that parameter, not those of all before."""
 
+    fuses_backward: ClassVar[bool] = False
+    """True if it updates weights within backward, which frees each gradient: it has `update`, and its step does nothing."""
+
     shared: ClassVar[frozenset[str]] = frozenset()
     """The names of the states that all parameters share."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import numel
 from memcalc.inputs.options import NOT_YET, Options, refuse
@@ -39,6 +39,43 @@ def check_adam_mini(options: Options, engine: str, model: Model | None) -> None:
         if kind == "head" and (not head or numel(weight.shape)[0] % head):
             why = f"does not find whole heads of hidden²/heads elements in {weight.name}"
             refuse("optimizer", "adam-mini", f"{why}; allowed: another one for a {model.model_type}")
+
+
+def check_fused_backward(options: Options, engine: str, precision: str, model: Model | None) -> None:
+    """Raise InputError for what an optimizer that updates within backward does not do, and for what is not modelled with it."""
+    name = options.optimizer
+    if engine != "none":
+        refuse("optimizer", name, f"with engine {engine} {NOT_YET}with --engine none (one GPU)")
+    if model is None:
+        refuse("optimizer", name, f"with --params, a number of parameters alone, {NOT_YET}with --model")
+    if precision not in _WITHOUT_MASTERS:
+        why = "updates the weights themselves and keeps no fp32 copy of them"
+        if "fp16" in precision:
+            why = "runs backward twice with a dynamic loss scale, which is not modelled"
+        refuse(
+            "optimizer", name, f"{why} (precision {precision}); allowed: with --precision {', '.join(_WITHOUT_MASTERS)}"
+        )
+    if (options.global_batch_size or options.micro_batch_size) != options.micro_batch_size:
+        why = "updates in the backward of every micro-batch"
+        refuse("global_batch_size", options.global_batch_size, f"{name} {why}; allowed: {options.micro_batch_size}")
+    others = {"task": "pretrain", "freeze": None, "lora_rank": 0, "quantize": "none", "offload_activations": "none"}
+    for other, plain in others.items():
+        value = getattr(options, other)
+        if value != plain:
+            refuse("optimizer", name, f"with --{other.replace('_', '-')} {value} {NOT_YET}without it")
+    if model.program.source or model.program.untrained:
+        refuse("optimizer", name, f"for a {model.model_type} {NOT_YET}another one")
+    if model.support.conv1d:
+        why = "with Conv1D, where the order of the gradients of bias and weight matters,"
+        refuse("optimizer", name, f"for a {model.model_type}, {why} {NOT_YET}another one")
+    odd = next((w.name for w in model.program.weights() if name == "adalomo" and len(w.shape) not in (1, 2)), None)
+    if odd is not None:
+        refuse(
+            "optimizer", name, f"has moments of matrices and vectors alone, and fails for {odd}; allowed: another one"
+        )
+
+
+_WITHOUT_MASTERS: Final = ("bf16", "fp32", "bf16-autocast")
 
 
 def head_elements(model: Model) -> int:

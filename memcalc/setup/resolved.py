@@ -32,6 +32,7 @@ from memcalc.setup.offload_checks import check_offload, offload_optimizer_of
 from memcalc.setup.optimizer_checks import (
     check_adam_mini,
     check_engine_of_optimizer,
+    check_fused_backward,
     check_optimizer_of_deepspeed,
     check_optimizer_of_layers,
 )
@@ -84,6 +85,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     check_offload(options, engine, model)
     if options.optimizer == "adam-mini":
         check_adam_mini(options, engine, model)
+    if options.optimizer in ("lomo", "adalomo"):
+        check_fused_backward(options, engine, precision, model)
     seq_len = None if model is None else seq_len_of(options, model)
     if options.autotp:
         check_auto_tp(options, engine, model)

@@ -52,7 +52,7 @@ def optimizer(report: Report, rates: Rates) -> list[Timed] | Unknown:
     if order is not None and order.updates:
         shards = [parameter for update in order.updates for parameter in update.parameters]
         return updates(setup, shards, order.updates[0].dtype, rates)
-    if setup.engine == "ddp":
+    if setup.engine == "ddp" or load_optimizer(setup.optimizer).fuses_backward:
         return updates(setup, parameter_classes(report.model), trained_dtype(report.model, setup), rates)
     return updates(setup, [flat(_updated(report))], setup.compute_dtype, rates)
 
@@ -87,7 +87,7 @@ def updates(setup: Setup, parameters: Sequence[Parameter], dtype: DType, rates: 
         )
     ):
         made.append(_moved("16-bit weights from the fp32 copy", elements * (4 + 2), 1, bandwidth, rates))
-    if setup.clip_grad_norm or setup.engine in ("deepspeed", "megatron"):
+    if (setup.clip_grad_norm and not used.fuses_backward) or setup.engine in ("deepspeed", "megatron"):
         made.append(_moved("norm of the gradients", elements * ITEMSIZES[setup.grad_dtype], 1, bandwidth, rates))
     return made
 
