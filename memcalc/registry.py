@@ -162,5 +162,5 @@ ENGINES: Final[Registry[Any]] = Registry(
     ("none", "ddp", "fsdp2", "deepspeed", "megatron", "fsdp1", "data-parallel", "parameter-server", "colossalai"),
     _engine,
     inside="engine",
-    helpers=("parts", "ranks", "shared_sequences"),
+    helpers=("fused_backward", "parts", "ranks", "shared_sequences"),
 )

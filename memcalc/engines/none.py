@@ -25,7 +25,6 @@ from memcalc.engines.base.holdings import (
     weight_rows,
 )
 from memcalc.layout.collectives import Collective
-from memcalc.optimizers import load_optimizer
 
 if TYPE_CHECKING:
     from memcalc.families.base.module import Weight
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
-    if load_optimizer(setup.optimizer).fuses_backward:
-        from memcalc.engines.base import fused_backward
-
-        return fused_backward.holdings(model, setup)
     dtype, trained, own = setup.compute_dtype, trained_dtype(model, setup), setup.keeps_adapter_dtype
     updated = fp32 if setup.has_master_weights else trained
 

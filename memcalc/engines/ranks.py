@@ -18,6 +18,7 @@ from memcalc.kernels import Kernels, choose, kept_by_kernels
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 from memcalc.layout.collectives import Collective
 from memcalc.megatron.schedules import State, Turn
+from memcalc.optimizers import load_optimizer
 from memcalc.setup.setup import Setup
 from memcalc.tape.played import Played, Recorded
 from memcalc.tape.profile import Choices, Profile, Resizable, cut_of, full_profile, profile, shallow_trace
@@ -339,12 +340,21 @@ def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
     key = ("held", *_HELD(setup), setup.shards, setup.replicas, micro_batches, outgrown)
     if key not in model.profiles:
         if isinstance(model, Model):
-            holdings = load_engine(setup.engine).holdings(model, setup)
+            holdings = _of_engine(model, setup)
             found = [_with_masks(one, model, setup) for one in (holdings, *holdings.others)]
         else:
             found = [model.holdings(setup)]
         model.profiles[key] = tuple(_HoldingsAndSums(one, _sums(one)) for one in found)
     return model.profiles[key]
+
+
+def _of_engine(model: Model, setup: Setup) -> Holdings:
+    """Return what the engine holds, or one process whose backward updates the weights."""
+    if load_optimizer(setup.optimizer).fuses_backward:
+        from memcalc.engines import fused_backward
+
+        return fused_backward.holdings(model, setup)
+    return load_engine(setup.engine).holdings(model, setup)
 
 
 def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
