@@ -149,7 +149,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         overlap_comm=overlap_comm_of(options, engine),
         **zero_plus_plus_of(options, engine, precision, model),
         **nvme_sizes(options, engine),
-        **precision_aware_options(options, engine, precision),
+        **precision_aware_options(options, engine, precision, model),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
