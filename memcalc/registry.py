@@ -147,6 +147,9 @@ OPTIMIZERS: Final[Registry[Any]] = Registry(
         "paged-lion-8bit",
         "apollo-adamw",
         "galore-adamw",
+        "adam-mini",
+        "lomo",
+        "adalomo",
     ),
     partial(constant, "OPTIMIZER", "name"),
     helpers=("bitsandbytes", "low_rank", "of_deepspeed"),
@@ -168,6 +171,7 @@ ENGINES: Final[Registry[Any]] = Registry(
     helpers=(
         "branches",
         "common_statistics",
+        "fused_backward",
         "host",
         "parts",
         "pipeline_ranks",

@@ -23,6 +23,8 @@ OPTIONS = (
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
     "--max-reuse-distance", "--param-persistence-threshold", "--prefetch-bucket-size", "--sub-group-size", "--overlap-comm",
     "--quantize-storage", "--zero-quantized-weights", "--zero-quantized-gradients", "--zero-hpz-partition-size",
+    "--nvme-optimizer-buffer-count", "--nvme-buffer-count", "--nvme-buffer-size", "--nvme-max-in-cpu", "--nvme-threads",
+    "--precision-aware-optimizer", "--main-params-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype",
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
     "--cublas-workspace-config", "--te-workspaces",
     "--use-orig-params", "--backward-prefetch", "--forward-prefetch", "--servers",
@@ -47,7 +49,7 @@ VALUES = {
     "--precision": "fp32 bf16 fp16 bf16-mixed fp16-mixed bf16-autocast fp16-autocast fp8-mixed",
     "--grad-dtype": "fp32 bf16 fp16",
     "--optimizer": "adamw adam sgd sgd-momentum adafactor lion adamw-8bit muon adam-8bit lion-8bit paged-adamw "
-    "paged-adamw-8bit paged-adam paged-adam-8bit paged-lion paged-lion-8bit apollo-adamw galore-adamw "
+    "paged-adamw-8bit paged-adam paged-adam-8bit paged-lion paged-lion-8bit apollo-adamw galore-adamw adam-mini lomo adalomo "
     "lamb onebit-adam onebit-lamb zero-one-adam",
     "--optimizer-implementation": "foreach fused for-loop",
     "--recompute": "none selective op full",
@@ -77,6 +79,9 @@ DEFAULTS: dict[str, Any] = {
     "last_stage_layers": None, "recompute_layers": None, "reduce_bucket_size": None, "max_live_parameters": None,
     "max_reuse_distance": None, "param_persistence_threshold": None, "prefetch_bucket_size": None,
     "sub_group_size": None, "overlap_comm": None, "zero_quantized_weights": False, "zero_quantized_gradients": False,
+    "nvme_optimizer_buffer_count": None, "nvme_buffer_count": None, "nvme_buffer_size": None, "nvme_max_in_cpu": None,
+    "nvme_threads": None, "precision_aware_optimizer": False, "main_params_dtype": None, "exp_avg_dtype": None,
+    "exp_avg_sq_dtype": None,
     "zero_hpz_partition_size": 1, "gradient_accumulation_fusion": None,
     "attention_mask_in_dataloader": None, "cublas_workspace_config": None, "te_workspaces": None, "micro_batch_size": 1,
     "sync_each_micro_batch": None,

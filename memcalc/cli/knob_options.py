@@ -52,6 +52,73 @@ ZeroHpzPartitionSize = Annotated[
         "--zero-hpz-partition-size",
     ),
 ]
+NvmeOptimizerBufferCount = Annotated[
+    int | None,
+    option(
+        "Buffers of the host for --offload-optimizer nvme (offload_optimizer.buffer_count), each of the "
+        "largest sub-group in fp32. (DeepSpeed's default: 4)",
+        KNOBS,
+        "--nvme-optimizer-buffer-count",
+    ),
+]
+NvmeBufferCount = Annotated[
+    int | None,
+    option(
+        "Buffers of the host for --offload-params nvme (offload_param.buffer_count). (DeepSpeed's default: 5)",
+        KNOBS,
+        "--nvme-buffer-count",
+    ),
+]
+NvmeBufferSize = Annotated[
+    int | None,
+    option(
+        "Elements of each of those buffers (offload_param.buffer_size). (DeepSpeed's default: 100000000)",
+        KNOBS,
+        "--nvme-buffer-size",
+    ),
+]
+NvmeMaxInCpu = Annotated[
+    int | None,
+    option(
+        "Elements of a rank's weights that stay on the host with --offload-params nvme "
+        "(offload_param.max_in_cpu). (DeepSpeed's default: 1000000000)",
+        KNOBS,
+        "--nvme-max-in-cpu",
+    ),
+]
+NvmeThreads = Annotated[
+    int | None,
+    option(
+        "Threads of a request to NVMe (aio.intra_op_parallelism); pieces are aligned to 1 KiB for each. "
+        "(DeepSpeed's default: 1)",
+        KNOBS,
+        "--nvme-threads",
+    ),
+]
+PrecisionAwareOptimizer = Annotated[
+    bool,
+    option(
+        "Megatron's precision-aware optimizer: its states have the next three dtypes. (default: off)",
+        KNOBS,
+        "--precision-aware-optimizer",
+    ),
+]
+MainParamsDtype = Annotated[
+    str | None,
+    option(
+        "Its main weights: fp32 (of bf16 weights the lower 2 bytes alone), fp16. (default: fp32)",
+        KNOBS,
+        "--main-params-dtype",
+    ),
+]
+ExpAvgDtype = Annotated[
+    str | None,
+    option("Its first moment: fp32, bf16, fp16, fp8. (default: fp32)", KNOBS, "--exp-avg-dtype"),
+]
+ExpAvgSqDtype = Annotated[
+    str | None,
+    option("Its second moment: fp32, bf16, fp16, fp8. (default: fp32)", KNOBS, "--exp-avg-sq-dtype"),
+]
 UseOrigParams = Annotated[
     bool | None,
     option(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.collector import without_collections
+from memcalc.core.dims import numel
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.formats.given import with_files
@@ -40,6 +41,9 @@ RUNGS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
 """A name of each rung, and the options that it sets."""
 _ENGINES: Final = ("none", "ddp", "deepspeed")
 """The engines of a setup from which DeepSpeed's stages are the next step."""
+_NOTHING: Final[Mapping[str, Any]] = {}
+_BUFFER: Final = 100_000_000
+"""DeepSpeed's buffer_size for weights in files, in elements."""
 EXAMPLE: Final = "memcalc fit llama-7b --gpus 8 --gpu a100-80gb --ladder"
 
 
@@ -130,14 +134,42 @@ def _climbed(model: Any, given: Mapping[str, Any], first: Report) -> Iterator[Ru
             continue
         adds = _with_engine(_of_all_layers(adds, below), below, given)
         asked = {**flags, **adds}
-        try:
-            report = estimate(model, **{**given, **asked})
-        except InputError as error:
-            yield Rung(name, adds, asked, None, str(error), None, None)
+        report, more, error = _first_that_runs(model, {**given, **asked}, below, adds)
+        if report is None:
+            yield Rung(name, adds, asked, None, error, None, None)
             continue
+        adds, asked = {**adds, **more}, {**asked, **more}
         flags, saved = asked, below.device - report.device
         yield Rung(name, adds, asked, report, None, saved, _longer(report, first))
         below = report
+
+
+def _first_that_runs(
+    model: Any, options: Mapping[str, Any], below: Report, adds: Mapping[str, Any]
+) -> tuple[Report | None, Mapping[str, Any], str | None]:
+    """Return the report of a rung, the options that it takes besides, and why it is refused without these."""
+    error: str | None = None
+    tried = _buffers(below) if adds.get("offload_params") == "nvme" else iter([_NOTHING])
+    for more in tried:
+        try:
+            report = estimate(model, **{**options, **more})
+            _ = report.phases  # DeepSpeed's own refusals of its buffers come while a step is played
+        except InputError as refused:
+            error = error or str(refused)
+        else:
+            return report, more, error
+    return None, _NOTHING, error
+
+
+def _buffers(below: Report) -> Iterator[Mapping[str, Any]]:
+    """Yield options with which DeepSpeed has the buffers for weights in files: its defaults, and then larger and more ones for
+    modules that gather their weights when they begin, and keep none."""
+    shards = below.setup.gpus
+    largest = max(-(-numel(weight.shape)[0] // shards) for weight in below.model.program.weights())
+    size: Mapping[str, Any] = {"nvme_buffer_size": largest} if largest > _BUFFER else {}
+    yield _NOTHING
+    alone = {"prefetch_bucket_size": 0, "max_reuse_distance": 0}
+    yield from ({**size, **alone, **count} for count in ({}, {"nvme_buffer_count": 16}, {"nvme_buffer_count": 64}))
 
 
 def _is_new(adds: Mapping[str, Any], below: Report) -> bool:

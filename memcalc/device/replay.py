@@ -292,7 +292,7 @@ def _first_updates(setup: Setup, updates: Sequence[Update]) -> list[Log]:
 
 
 def _parameters(update: Update) -> list[Parameter]:
-    return [Parameter(one.name, one.shape, 1, one.is_matrix) for one, _ in in_turn(update.parameters)]
+    return [Parameter(one.name, one.shape, 1, one.is_matrix, head=one.head) for one, _ in in_turn(update.parameters)]
 
 
 def _logged(memory: Memory) -> Log:

@@ -13,6 +13,7 @@ from memcalc.engines.runs import kernels_of, made_once
 from memcalc.inputs.model import Model
 from memcalc.kernels import kept_by_kernels
 from memcalc.layout.collectives import Collective
+from memcalc.optimizers import load_optimizer
 from memcalc.tape.played import Played, Recorded
 from memcalc.tape.profile import Choices, Profile, full_profile, is_resizable, profile, shallow_trace
 
@@ -125,12 +126,21 @@ def _holdings(model: Any, setup: Setup) -> tuple[HoldingsAndSums, ...]:
     key = ("held", *decides_holdings(setup), setup.shards, setup.replicas, micro_batches, outgrown)
     if key not in model.profiles:
         if isinstance(model, Model):
-            holdings = load_engine(setup.engine).holdings(model, setup)
+            holdings = _of_engine(model, setup)
             found = [_with_masks(one, model, setup) for one in (holdings, *holdings.others)]
         else:
             found = [model.holdings(setup)]
         model.profiles[key] = tuple(HoldingsAndSums(one, sums_of(one)) for one in found)
     return model.profiles[key]
+
+
+def _of_engine(model: Model, setup: Setup) -> Holdings:
+    """Return what the engine holds, or one process whose backward updates the weights."""
+    if load_optimizer(setup.optimizer).fuses_backward:
+        from memcalc.engines import fused_backward
+
+        return fused_backward.holdings(model, setup)
+    return load_engine(setup.engine).holdings(model, setup)
 
 
 def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:

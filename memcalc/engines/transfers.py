@@ -23,3 +23,15 @@ def transfers(model: Model, setup: Setup, rank: Rank) -> list[Transfer]:
     from memcalc.engines.deepspeed.offloaded_moved import of_run
 
     return of_run(model, setup, run.sent)
+
+
+def in_files(model: Model, setup: Setup, rank: Rank) -> list[Transfer]:
+    """Return what a rank reads from files and writes to them in a step; none if nothing is there."""
+    if "nvme" not in (setup.offload_optimizer, setup.offload_params):
+        return []
+    from memcalc.engines.deepspeed import swapped, swapped_params
+
+    of_optimizer = swapped.of_step(model, setup) if setup.offload_optimizer == "nvme" else []
+    if setup.offload_params != "nvme":
+        return of_optimizer
+    return [*swapped_params.of_step(model, setup, rank.profiles[0].run.sent), *of_optimizer]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.formats.accelerate_part import Part, degrees, joined, mixed
+from memcalc.formats.deepspeed_names import FILE_SIZES, NVME_PATH
 from memcalc.formats.deepspeed_writer import DEFAULT_SIZES
 from memcalc.inputs.options import PLUS_PLUS, refuse
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _JSON: Final = "only DeepSpeed's JSON says it (memcalc emit deepspeed; deepspeed_config_file names it)"
 _WHY: Final[Mapping[str, str]] = {
-    **dict.fromkeys((*DEFAULT_SIZES, "overlap_comm", *PLUS_PLUS, "ep"), _JSON),
+    **dict.fromkeys((*DEFAULT_SIZES, *FILE_SIZES, "overlap_comm", *PLUS_PLUS, "ep"), _JSON),
     "clip_grad_norm": "accelerate does not hand a gradient_clipping of 0 on, and DeepSpeed clips without it; " + _JSON,
 }
 _SAID: Final = frozenset({
@@ -39,11 +40,15 @@ def deepspeed_part(setup: Setup, model: Model) -> Part:
     for key, device in (("offload_optimizer", setup.offload_optimizer), ("offload_param", setup.offload_params)):
         if device != "none":
             section[f"{key}_device"] = device
+        if device == "nvme":
+            section[f"{key}_nvme_path"] = NVME_PATH
     if setup.gpus > setup.gpus_per_node:
         section["deepspeed_multinode_launcher"] = "standard"  # accelerate on each node; others want a hostfile
     keys = {"distributed_type": "DEEPSPEED", "deepspeed_config": section}
     return joined(
-        Part(keys, _SAID, {**DEFAULT_SIZES, "clip_grad_norm": True}, _WHY), mixed(setup, "mixed"), _shared(setup)
+        Part(keys, _SAID, {**DEFAULT_SIZES, **FILE_SIZES, "clip_grad_norm": True}, _WHY),
+        mixed(setup, "mixed"),
+        _shared(setup),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from memcalc.errors import InputError, one_line
+from memcalc.formats.deepspeed_files import notes_on_files, sizes_of_files, threads_of_files
 from memcalc.formats.deepspeed_names import (
     CHECKPOINTING,
     IGNORED,
@@ -61,6 +62,7 @@ def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
     stage: int = options["zero"].value if others.stage is None else others.stage
     options |= _sizes(zero, stage, others)
     options |= _offload(zero, stage)
+    options |= threads_of_files(top, options)
     options |= _precision(top, others)
     options |= _batches(top)
     options |= _clipping(top)
@@ -130,7 +132,10 @@ def _offload(zero: Section, stage: int) -> dict[str, Value]:
         section.refuse_unknown(OFFLOAD_KEYS)
         is_old = zero.flag(zero.first(old, f"{old}s"))  # an older plural
         if stage >= least and device is not None:
-            out[option] = section.value("device", device)
+            of_stage = "cpu" if device == "nvme" and stage < 3 else device  # stages 1 and 2 have no files
+            out[option] = section.value("device", of_stage)
+            if of_stage == "nvme":
+                out |= sizes_of_files(key, section)
         elif stage >= least and is_old:
             out[option] = zero.value(zero.first(old, f"{old}s"), "cpu")
     zero.ignore("cpu_offload_use_pin_memory")
@@ -316,6 +321,8 @@ def _zero_notes(top: Section, zero: Section, stage: int, *, offloads: bool) -> I
         ratio = section.number("ratio")
         if ratio is not None and ratio < 1 and section.content.get("device") in ("cpu", "nvme"):
             section.refuse("ratio", "a part of the states on the GPU (twin flow) is not modelled; allowed: 1.0")
+        if section.content.get("device") == "nvme":
+            yield from notes_on_files(section, stage)
         if section.flag("super_offload"):
             section.refuse("super_offload", "is not modelled; allowed: false")
 

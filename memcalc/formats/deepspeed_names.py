@@ -71,3 +71,17 @@ OFFLOAD_KEYS: Final = (
     "device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory", "pipeline_read", "pipeline_write",
     "pipeline", "fast_init", "ratio", "super_offload", "cpuadam_cores_perc",
 )  # fmt: skip
+OF_FILES: Final = {
+    "offload_optimizer": {"buffer_count": "nvme_optimizer_buffer_count"},
+    "offload_param": {
+        "buffer_count": "nvme_buffer_count", "buffer_size": "nvme_buffer_size", "max_in_cpu": "nvme_max_in_cpu",
+    },
+}  # fmt: skip
+"""The sizes of a section that swaps to files, and memcalc's options."""
+FILE_SIZES: Final = {
+    "nvme_optimizer_buffer_count": 4, "nvme_buffer_count": 5, "nvme_buffer_size": 100_000_000, "nvme_max_in_cpu": 1_000_000_000,
+    "nvme_threads": 1,
+}  # fmt: skip
+"""DeepSpeed's defaults of them (runtime/zero/offload_config.py, runtime/swap_tensor/constants.py)."""
+NVME_PATH: Final = "/local_nvme"
+"""A stand-in for the folder on NVMe, which is the machine's."""

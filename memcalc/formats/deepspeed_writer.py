@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.formats.deepspeed_names import OWN_OPTIMIZERS
+from memcalc.formats.deepspeed_names import FILE_SIZES, NVME_PATH, OF_FILES, OWN_OPTIMIZERS
 from memcalc.formats.unsaid import unsaid
 from memcalc.formats.written import Written
 from memcalc.inputs.options import PLUS_PLUS, refuse
@@ -45,6 +45,7 @@ _OTHER_FORMATS: Final = {
 _SAID: Final = frozenset({
     "engine", "cp", "cp_comm_type", "ep", "zero", "shard_group", "micro_batch_size", "global_batch_size", "precision",
     "grad_dtype", "clip_grad_norm", "overlap_comm", *PLUS_PLUS, "offload_optimizer", "offload_params", *DEFAULT_SIZES,
+    *FILE_SIZES,
 })  # fmt: skip
 """The options that the file says, or that follow from those."""
 _OF_OPTIMIZER: Final = ("optimizer", "optimizer_implementation")
@@ -69,6 +70,7 @@ def write(setup: Setup, model: Model) -> Written:
         **_precision(setup),
         **_optimizer(setup),
         "zero_optimization": _zero(setup),
+        **({} if setup.nvme_threads in (None, 1) else {"aio": {"intra_op_parallelism": setup.nvme_threads}}),
         **_ranks(setup),
     }
     said = {*_SAID, *(_OF_OPTIMIZER if "optimizer" in content else ())}
@@ -133,6 +135,8 @@ def _zero(setup: Setup) -> dict[str, Any]:
     for key, device in (("offload_optimizer", setup.offload_optimizer), ("offload_param", setup.offload_params)):
         if device != "none":
             keys[key] = {"device": device, "pin_memory": True}  # earlier versions do not pin by default
+        if device == "nvme":
+            keys[key] |= {"nvme_path": NVME_PATH, **{name: getattr(setup, of) for name, of in OF_FILES[key].items()}}
     return keys
 
 

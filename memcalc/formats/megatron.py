@@ -16,7 +16,7 @@ from memcalc.formats.found import REPLICAS, Found, Value
 from memcalc.formats.megatron_arguments import GPUS_PER_NODE, NODES, UNREAD, WORKSPACES, arguments_of
 from memcalc.formats.megatron_flags import KNOWN
 from memcalc.formats.megatron_model import model_of
-from memcalc.formats.megatron_notes import check_modelled, notes_of
+from memcalc.formats.megatron_notes import STATES, check_modelled, is_precision_aware, notes_of
 from memcalc.formats.megatron_section import Arguments
 from memcalc.formats.megatron_stages import layers_of, stages_of
 
@@ -226,7 +226,7 @@ def _sharded(a: Arguments, notes: list[str]) -> dict[str, Value]:
         share = a.number("--optimizer-offload-fraction")
         if share is not None and share < 1:
             notes.append(f"{a.shown('--optimizer-offload-fraction')}: all states are offloaded")
-    return out | _instances(a)
+    return out | _instances(a) | _precision_aware(a)
 
 
 def _optimizer(a: Arguments) -> dict[str, Value]:
@@ -240,6 +240,18 @@ def _optimizer(a: Arguments) -> dict[str, Value]:
     if name not in _OPTIMIZERS:
         a.refuse(key, f"not modelled; allowed: sgd, {', '.join(_OPTIMIZERS)}")
     return {"optimizer": a.value(key, _OPTIMIZERS[name])}
+
+
+def _precision_aware(a: Arguments) -> dict[str, Value]:
+    """Return the dtypes of the precision-aware optimizer's states; megatron_notes.py has a note where it is not modelled."""
+    if not is_precision_aware(a):
+        return {}
+    out = {"precision_aware_optimizer": a.value("--use-precision-aware-optimizer", True)}
+    for key, dtypes in STATES.items():
+        dtype = a.choice(key, dtypes)
+        if dtype is not None:
+            out[key[2:].replace("-", "_")] = a.value(key, dtype)
+    return out
 
 
 def _instances(a: Arguments) -> dict[str, Value]:

@@ -126,7 +126,11 @@ _OF_ROUTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "--moe-router-fusion": (),
 }
 """Options of routers, which have tensors of tokens by experts, and the values that need none more."""
-_STATES: Final = {"--main-params-dtype": "fp32", "--exp-avg-dtype": "fp32", "--exp-avg-sq-dtype": "fp32"}
+STATES: Final[Mapping[str, tuple[str, ...]]] = {
+    "--main-params-dtype": ("fp32", "fp16"), "--exp-avg-dtype": ("fp32", "fp16", "bf16", "fp8"),
+    "--exp-avg-sq-dtype": ("fp32", "fp16", "bf16", "fp8"),
+}  # fmt: skip
+"""The dtypes of the precision-aware optimizer's states (megatron/training/arguments.py)."""
 
 
 def check_modelled(a: Arguments) -> None:
@@ -196,13 +200,15 @@ def _muon(a: Arguments) -> list[str]:
     return notes
 
 
+def is_precision_aware(a: Arguments) -> bool:
+    """Tell whether the optimizer's states have dtypes of their own, as far as that is modelled."""
+    others = ("--use-megatron-fsdp", "--optimizer-cpu-offload", "--fp8-format", "--fp8-hybrid", "--fp8-e4m3")
+    return a.on("--use-precision-aware-optimizer") and not any(a.given(key) for key in others)
+
+
 def _precision_aware(a: Arguments) -> list[str]:
-    """Return notes on states that are not fp32 (TransformerEngine's FusedAdam: store_param_remainders)."""
-    if not a.on("--use-precision-aware-optimizer"):
+    """Return a note on states that are counted in fp32."""
+    if not a.on("--use-precision-aware-optimizer") or is_precision_aware(a):
         return []
-    other = [a.shown(key) for key, dtype in _STATES.items() if a.given(key, (dtype,))]
-    if other:
-        return [f"{', '.join(other)}: optimizer states are counted in fp32"]
-    return [
-        "--use-precision-aware-optimizer: main weights are counted with 4 bytes, and it keeps the lower 2 of bf16's"
-    ]
+    others = [a.shown(key) for key in STATES if a.given(key, ("fp32",))]
+    return [f"{', '.join(('--use-precision-aware-optimizer', *others))}: optimizer states are counted in fp32"]

@@ -34,9 +34,10 @@ _SAID: Final = frozenset({
     "first_stage_layers", "last_stage_layers", "micro_batch_size", "seq_len", "global_batch_size", "precision",
     "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
     "attention_mask_in_dataloader", "shard_group", "cp_exchange_size", "wgrad_deferral_limit", "stage_layers",
-    "microbatch_group_size",
+    "microbatch_group_size", "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
 })  # fmt: skip
 """The options that the arguments say, or that follow from those."""
+_OF_STATES: Final = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _WHY: Final[Mapping[str, str]] = {
     "gpus": "the launcher says it: torchrun --nnodes --nproc-per-node",
     "gpus_per_node": "the launcher says it: torchrun --nproc-per-node",
@@ -149,8 +150,18 @@ def _optimizer(setup: Setup) -> Flags:
         "--optimizer": ("dist_muon" if setup.zero else "muon") if muon else None,
         "--use-distributed-optimizer": (setup.zero == 1 and not muon) or None,
         "--num-distributed-optimizer-instances": setup.replicas if setup.zero and setup.replicas > 1 else None,
+        **_precision_aware(setup),
         "--clip-grad": _CLIPS_AT if setup.clip_grad_norm else 0.0,
     }
+
+
+def _precision_aware(setup: Setup) -> Flags:
+    """Return the dtypes of the precision-aware optimizer's states, fp32 being Megatron's default."""
+    if not setup.precision_aware_optimizer:
+        return {}
+    dtypes = {name: getattr(setup, name) for name in _OF_STATES}
+    keys = {f"--{name.replace('_', '-')}": None if dtype == "fp32" else dtype for name, dtype in dtypes.items()}
+    return {"--use-precision-aware-optimizer": True, **keys}
 
 
 def _precision(setup: Setup) -> Flags:

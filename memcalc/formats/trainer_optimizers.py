@@ -57,8 +57,10 @@ _NAMES: Final[dict[str, _Optimizer]] = {
     "galore_adamw": _Optimizer("galore-adamw"),
     "apollo_adamw": _Optimizer("apollo-adamw"),
     "muon": _Optimizer("muon"),
+    "lomo": _Optimizer("lomo"),
+    "adalomo": _Optimizer("adalomo"),
 }
-"""Names that can be counted. All else has other states, other hardware, or updates a weight within backward."""
+"""Names that can be counted. All else has other states, or other hardware."""
 _LOW_RANK: Final = ("galore_adamw", "apollo_adamw")
 LOW_RANK: Final = 128
 """The rank of memcalc's GaLore and APOLLO."""

@@ -23,7 +23,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "adafactor": "adafactor", "adamw-8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit",
     "paged-adamw-8bit": "paged_adamw_8bit", "lion": "lion_32bit", "lion-8bit": "lion_8bit",
     "paged-lion": "paged_lion_32bit", "paged-lion-8bit": "paged_lion_8bit", "galore-adamw": "galore_adamw",
-    "apollo-adamw": "apollo_adamw",
+    "apollo-adamw": "apollo_adamw", "lomo": "lomo", "adalomo": "adalomo",
 }  # fmt: skip
 """The other optimizers that the Trainer makes."""
 _LOW_RANK: Final = ("galore-adamw", "apollo-adamw")

@@ -54,7 +54,16 @@ class Options(NamedTuple):
     zero_quantized_weights: bool = False
     zero_quantized_gradients: bool = False
     zero_hpz_partition_size: int = 1
+    nvme_optimizer_buffer_count: int | None = None
+    nvme_buffer_count: int | None = None
+    nvme_buffer_size: int | None = None
+    nvme_max_in_cpu: int | None = None
+    nvme_threads: int | None = None
     gradient_accumulation_fusion: bool | None = None
+    precision_aware_optimizer: bool = False
+    main_params_dtype: str | None = None
+    exp_avg_dtype: str | None = None
+    exp_avg_sq_dtype: str | None = None
     attention_mask_in_dataloader: bool | None = None
     sync_each_micro_batch: bool | None = None
     cublas_workspace_config: str | None = None
@@ -136,6 +145,9 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     ),
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "optimizer": EVERY_OPTIMIZER,
+    "main_params_dtype": ("fp32", "fp16"),
+    "exp_avg_dtype": ("fp32", "bf16", "fp16", "fp8"),
+    "exp_avg_sq_dtype": ("fp32", "bf16", "fp16", "fp8"),
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),
@@ -194,6 +206,10 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     "zero_hpz_partition_size": _DEGREE,
     "microbatch_group_size": (1, 10**6),
     "wgrad_deferral_limit": (0, 10**6),
+    **dict.fromkeys(("nvme_optimizer_buffer_count", "nvme_buffer_count"), (1, 10**6)),
+    "nvme_buffer_size": (1, 10**15),
+    "nvme_max_in_cpu": (0, 10**15),
+    "nvme_threads": (1, 1024),
     "pp_rank": (0, 10**6),
     "servers": (1, 10**6),
     "lora_rank": (0, 10**6),
@@ -225,6 +241,7 @@ FLAGS: Final = (
     "zero_quantized_weights",
     "zero_quantized_gradients",
     "gradient_accumulation_fusion",
+    "precision_aware_optimizer",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
     "use_orig_params",

@@ -32,6 +32,8 @@ class HostRow(NamedTuple):
     life: str
     source: str
     basis: Basis = "modelled"
+    is_rounded: bool = True
+    """False for pinned memory that is not of torch's allocator: DeepSpeed's own locks whole pages (csrc/aio/py_lib)."""
 
     @property
     def nbytes(self) -> int:
@@ -70,11 +72,14 @@ def host_items(rows: Iterable[HostRow]) -> list[HostItem]:
     ]
     items.sort(key=lambda item: -item.nbytes)
     more = sum(
-        rounded_up(n * r.dtype.itemsize) - n * r.dtype.itemsize for r in found if r.kind == "pinned" for n in r.sizes
+        rounded_up(n * r.dtype.itemsize) - n * r.dtype.itemsize
+        for r in found
+        if r.kind == "pinned" and r.is_rounded
+        for n in r.sizes
     )
     if not more:
         return items
-    blocks = sum(len(r.sizes) for r in found if r.kind == "pinned")
+    blocks = sum(len(r.sizes) for r in found if r.kind == "pinned" and r.is_rounded)
     return [*items, HostItem("pinned", _ROUNDED, more, blocks, "", "always", _HOW.format(more), "modelled", ALLOCATOR)]
 
 

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
     from memcalc.core.dtypes import DType
 
-Way = Literal["to the GPU", "to the host"]
+Way = Literal["to the GPU", "to the host", "from NVMe", "to NVMe"]
 WAYS: Final[tuple[Way, ...]] = ("to the GPU", "to the host")
+OF_FILES: Final[tuple[Way, ...]] = ("from NVMe", "to NVMe")
 
 
 class Transfer(NamedTuple):
@@ -38,9 +39,9 @@ class Transfer(NamedTuple):
         return f"{self.times}·{self.elements}·{self.dtype.itemsize} B"
 
 
-def by_way(transfers: Iterable[Transfer]) -> dict[Way, int]:
+def by_way(transfers: Iterable[Transfer], ways: tuple[Way, ...] = WAYS) -> dict[Way, int]:
     """Return the bytes that go each way."""
     out: Counter[Way] = Counter()
     for one in transfers:
         out[one.way] += one.nbytes
-    return {way: out[way] for way in WAYS}
+    return {way: out[way] for way in ways}

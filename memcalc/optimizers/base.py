@@ -43,6 +43,8 @@ class Parameter:
     left out."""
     dtype: DType | None = None
     """The parameter's dtype if it is not that of all others."""
+    head: int = 0
+    """The elements of a head of attention, hidden²/heads; 0 where the model's configuration has no such numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,9 @@ class Optimizer(ABC):
 
     makes_states_in_turn: ClassVar[bool] = False
     """True if the first step makes a parameter's states when it comes to that parameter, not those of all before."""
+
+    fuses_backward: ClassVar[bool] = False
+    """True if it updates weights within backward, which frees each gradient: it has `update`, and its step does nothing."""
 
     shared: ClassVar[frozenset[str]] = frozenset()
     """The names of the states that all parameters share."""

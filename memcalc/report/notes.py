@@ -18,6 +18,7 @@ from memcalc.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
+    from memcalc.offload.transfers import Transfer
 
 _NVIDIA: Final = "a100-80gb"
 """A GPU that stands for Ampere and all later ones: all take the same kernels in fp32."""
@@ -44,6 +45,7 @@ def notes(report: Report) -> list[str]:
         *_of_codes(report),
         *_of_compression(report),
         *_of_copies(report),
+        *_of_files(report),
     ]
 
 
@@ -95,6 +97,36 @@ def _of_copies(report: Report) -> list[str]:
             else f": at least {show_seconds(seconds or 0.0)} by the data sheet"
         )
     return [f"host link: each rank copies {said} in a step{least}"]
+
+
+def _of_files(report: Report) -> list[str]:
+    """Return notes on what a step reads from files and writes to them, and on buffers that are larger than what they hold."""
+    s = report.setup
+    if "nvme" not in (s.offload_optimizer, s.offload_params):
+        return []
+    from memcalc.engines.transfers import in_files
+    from memcalc.offload.transfers import OF_FILES, by_way
+
+    moved = by_way(in_files(report.model, s, report.rank), OF_FILES)
+    ranks = min(s.gpus, s.gpus_per_node)
+    read, written = (show_bytes(n) for n in moved.values())
+    both = show_bytes(ranks * sum(moved.values()))
+    of_node = f", {both} of a node" if ranks > 1 else ""
+    out = [
+        f"NVMe: each rank reads {read} and writes {written} in a step{of_node}; its time is not known without its bandwidth"
+    ]
+    if s.offload_params == "nvme" and not any(one.phase != "step" for one in _read(report)):
+        out.append(
+            f"NVMe: no weight is read: a rank's parts fit the {s.nvme_max_in_cpu} elements that stay on the host"
+        )
+    return out
+
+
+def _read(report: Report) -> list[Transfer]:
+    from memcalc.engines.transfers import in_files
+
+    found = in_files(report.model, report.setup, report.rank)
+    return [one for one in found if one.name.startswith("weights") and one.way == "from NVMe"]
 
 
 def _of_schedule(report: Report) -> list[str]:

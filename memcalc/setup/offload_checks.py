@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.core.dims import numel
 from memcalc.inputs.options import NOT_YET, Options, refuse
 
 if TYPE_CHECKING:
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
 
 _ENGINES: Final = {"offload_params": "deepspeed, fsdp2", "offload_optimizer": "deepspeed"}
 _AXES: Final = ("tp", "pp", "cp", "ep")
+_TENSORS: Final = 4
+_BUFFER: Final = 100_000_000
+_LEAST: Final = 1024**2
+"""DeepSpeed's default of buffer_size in elements, and the bytes of the smallest part that has a file."""
 _PRECISIONS: Final = ("fp32", "bf16-mixed", "fp16-mixed")
 
 
@@ -24,12 +29,12 @@ def check_offload(options: Options, engine: str, model: Model | None) -> None:
             continue
         if engine != "deepspeed":
             refuse(name, value, f"with engine {engine} {NOT_YET}with --engine {_ENGINES[name]}")
-        if value == "nvme":
-            refuse(name, value, f"DeepSpeed's swapping to NVMe {NOT_YET}none, cpu")
         _check_zero(name, options)
         if model is None:
             refuse(name, value, f"with --params, a number of parameters alone, {NOT_YET}with --model")
         _check_deepspeed(name, options, model)
+        if value == "nvme":
+            _check_files(name, options, model)
 
 
 def offload_optimizer_of(options: Options, engine: str) -> str:
@@ -60,6 +65,23 @@ def _check_fsdp2(name: str, options: Options, model: Model | None) -> None:
         refuse(
             name, value, f"with engine fsdp2 and adapters (--lora-rank {options.lora_rank}) {NOT_YET}--engine deepspeed"
         )
+
+
+def _check_files(name: str, options: Options, model: Model) -> None:
+    """Refuse swapping to NVMe that DeepSpeed stops with."""
+    if options.zero < 3:
+        why = f"with ZeRO {options.zero} DeepSpeed has no files and keeps it on the host, as with cpu"
+        refuse(name, "nvme", f"{why}; allowed: cpu, or --zero 3")
+    count, size = options.nvme_optimizer_buffer_count, options.nvme_buffer_size or _BUFFER
+    if name == "offload_optimizer" and count is not None and count < _TENSORS:
+        why = "the update of a sub-group has its weights, gradients and two moments in buffers at once"
+        refuse("nvme_optimizer_buffer_count", count, f"{why}; allowed: {_TENSORS} or more")
+    if name == "offload_params":
+        itemsize = 4 if options.precision == "fp32" else 2
+        largest = max(-(-numel(weight.shape)[0] // options.gpus) for weight in model.program.weights())
+        if largest > size and largest * itemsize >= _LEAST:
+            why = f"a rank's part of the largest weight has {largest} elements, and DeepSpeed takes it in one buffer"
+            refuse("nvme_buffer_size", size, f"{why}; allowed: {largest} or more")
 
 
 def _check_zero(name: str, options: Options) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from memcalc.core.dims import numel
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.optimizers import EVERY_OPTIMIZER
 
@@ -19,6 +20,69 @@ def check_optimizer_of_layers(options: Options, model: Model) -> None:
     if optimizer.takes_linear_layers_alone and model.support.conv1d:
         why = f"takes nn.Linear alone, and the layers of a {model.model_type} are Conv1D"
         refuse("optimizer", optimizer.name, f"{why}; allowed: another one")
+
+
+def check_adam_mini(options: Options, engine: str, model: Model | None) -> None:
+    """Raise InputError for what Adam-mini's step fails with, and for ranks that it would reduce over."""
+    from memcalc.optimizers.adam_mini import block_of
+
+    if engine != "none":
+        refuse("optimizer", "adam-mini", f"with engine {engine} {NOT_YET}with --engine none")
+    if model is None:
+        refuse("optimizer", "adam-mini", f"with --params, a number of parameters alone, {NOT_YET}with --model")
+    head = head_elements(model)
+    for weight in model.program.weights():
+        kind = block_of(weight.name)
+        if kind == "row" and len(weight.shape) != 2:
+            why = f"takes {weight.name} for a matrix by its name, and fails"
+            refuse("optimizer", "adam-mini", f"{why}; allowed: another one for a {model.model_type}")
+        if kind == "head" and (not head or numel(weight.shape)[0] % head):
+            why = f"does not find whole heads of hidden²/heads elements in {weight.name}"
+            refuse("optimizer", "adam-mini", f"{why}; allowed: another one for a {model.model_type}")
+
+
+def check_fused_backward(options: Options, engine: str, precision: str, model: Model | None) -> None:
+    """Raise InputError for what an optimizer that updates within backward does not do, and for what is not modelled with it."""
+    name = options.optimizer
+    if engine != "none":
+        refuse("optimizer", name, f"with engine {engine} {NOT_YET}with --engine none (one GPU)")
+    if model is None:
+        refuse("optimizer", name, f"with --params, a number of parameters alone, {NOT_YET}with --model")
+    if precision not in _WITHOUT_MASTERS:
+        why = "updates the weights themselves and keeps no fp32 copy of them"
+        if "fp16" in precision:
+            why = "runs backward twice with a dynamic loss scale, which is not modelled"
+        refuse(
+            "optimizer", name, f"{why} (precision {precision}); allowed: with --precision {', '.join(_WITHOUT_MASTERS)}"
+        )
+    if (options.global_batch_size or options.micro_batch_size) != options.micro_batch_size:
+        why = "updates in the backward of every micro-batch"
+        refuse("global_batch_size", options.global_batch_size, f"{name} {why}; allowed: {options.micro_batch_size}")
+    others = {"task": "pretrain", "freeze": None, "lora_rank": 0, "quantize": "none", "offload_activations": "none"}
+    for other, plain in others.items():
+        value = getattr(options, other)
+        if value != plain:
+            refuse("optimizer", name, f"with --{other.replace('_', '-')} {value} {NOT_YET}without it")
+    if model.program.source or model.program.untrained:
+        refuse("optimizer", name, f"for a {model.model_type} {NOT_YET}another one")
+    if model.support.conv1d:
+        why = "with Conv1D, where the order of the gradients of bias and weight matters,"
+        refuse("optimizer", name, f"for a {model.model_type}, {why} {NOT_YET}another one")
+    odd = next((w.name for w in model.program.weights() if name == "adalomo" and len(w.shape) not in (1, 2)), None)
+    if odd is not None:
+        refuse(
+            "optimizer", name, f"has moments of matrices and vectors alone, and fails for {odd}; allowed: another one"
+        )
+
+
+_WITHOUT_MASTERS: Final = ("bf16", "fp32", "bf16-autocast")
+
+
+def head_elements(model: Model) -> int:
+    """Return the elements of a head as Adam-mini counts them: hidden²/heads; 0 where the configuration has not both numbers."""
+    config = model.program.config
+    hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    return hidden * hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads else 0
 
 
 def check_engine_of_optimizer(options: Options, engine: str, *, states_only: bool) -> None:

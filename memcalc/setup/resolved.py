@@ -24,11 +24,14 @@ from memcalc.setup.methods import (
 )
 from memcalc.setup.offload_checks import check_offload, offload_optimizer_of
 from memcalc.setup.optimizer_checks import (
+    check_adam_mini,
     check_engine_of_optimizer,
+    check_fused_backward,
     check_optimizer_of_deepspeed,
     check_optimizer_of_layers,
 )
 from memcalc.setup.parameter_server_checks import check_parameter_server, servers_of
+from memcalc.setup.precision_aware_options import precision_aware_options
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
     check_context_parallel,
@@ -45,7 +48,7 @@ from memcalc.setup.task_checks import check_task, precompute_reference_of, with_
 from memcalc.setup.tensor_dims_checks import check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
 from memcalc.setup.zero_checks import check_stage
-from memcalc.setup.zero_sizes import overlap_comm_of, zero_plus_plus_of, zero_sizes
+from memcalc.setup.zero_sizes import nvme_sizes, overlap_comm_of, zero_plus_plus_of, zero_sizes
 from memcalc.tasks.tasked import tasked
 
 if TYPE_CHECKING:
@@ -76,6 +79,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
         check_reward_model(options)
     check_modelled(options, engine, model)
     check_offload(options, engine, model)
+    if options.optimizer == "adam-mini":
+        check_adam_mini(options, engine, model)
+    if options.optimizer in ("lomo", "adalomo"):
+        check_fused_backward(options, engine, precision, model)
     seq_len = None if model is None else seq_len_of(options, model)
     if options.autotp:
         from memcalc.setup.auto_tp_checks import check_auto_tp
@@ -155,6 +162,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         **zero_sizes(options, engine),
         overlap_comm=overlap_comm_of(options, engine),
         **zero_plus_plus_of(options, engine, precision, model),
+        **nvme_sizes(options, engine),
+        **precision_aware_options(options, engine, precision, model),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),

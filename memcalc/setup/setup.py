@@ -59,6 +59,22 @@ class Setup(NamedTuple):
     """True if ZeRO-3 reduces gradients between nodes as int4 codes (qgZ)."""
     zero_hpz_partition_size: int
     """The ranks that share ZeRO-3's second partition of the weights (hpZ); 1: there is none."""
+    nvme_optimizer_buffer_count: int | None
+    """The host's buffers between files and the optimizer, each of a rank's largest sub-group. None, like the next four, if what
+    they are for is not in files."""
+    nvme_buffer_count: int | None
+    """The host's buffers between files and the weights."""
+    nvme_buffer_size: int | None
+    """The elements of each of those."""
+    nvme_max_in_cpu: int | None
+    """The elements of a rank's weights that stay on the host and have no file."""
+    nvme_threads: int | None
+    """The threads of a request; what is read and written is aligned to a KiB for each."""
+    precision_aware_optimizer: bool
+    """True if Megatron's optimizer has states of the next three dtypes; these are None without it."""
+    main_params_dtype: str | None
+    exp_avg_dtype: str | None
+    exp_avg_sq_dtype: str | None
     gradient_accumulation_fusion: bool | None
     """Megatron's switch, like the next one; None with another engine."""
     attention_mask_in_dataloader: bool | None

@@ -33,6 +33,29 @@ def zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
     return out
 
 
+NVME_SIZES: Final[Mapping[str, tuple[str, int]]] = {
+    "nvme_optimizer_buffer_count": ("offload_optimizer", 4),
+    "nvme_buffer_count": ("offload_params", 5),
+    "nvme_buffer_size": ("offload_params", 100_000_000),
+    "nvme_max_in_cpu": ("offload_params", 1_000_000_000),
+    "nvme_threads": ("offload_optimizer or offload_params", 1),
+}
+"""The offload that uses a size, and DeepSpeed's default (deepspeed/runtime/zero/offload_config.py, swap_tensor/constants.py)."""
+
+
+def nvme_sizes(options: Options, engine: str) -> dict[str, int | None]:
+    """Return the sizes of swapping to files; None where nothing is in files."""
+    out: dict[str, int | None] = {}
+    for name, (of, default) in NVME_SIZES.items():
+        given: int | None = getattr(options, name)
+        used = engine == "deepspeed" and any(getattr(options, one) == "nvme" for one in of.split(" or "))
+        if given is not None and not used:
+            allowed = " or ".join(f"--{one.replace('_', '-')} nvme" for one in of.split(" or "))
+            refuse(name, given, f"is of DeepSpeed's files; allowed: with {allowed}")
+        out[name] = (default if given is None else given) if used else None
+    return out
+
+
 def overlap_comm_of(options: Options, engine: str) -> bool | None:
     """Return whether reductions overlap with backward; None where DeepSpeed decides: stage 3 always overlaps. Raise InputError
     where a given value is not modelled."""

@@ -52,7 +52,7 @@ def optimizer(report: Report, rates: Rates) -> list[Timed] | Unknown:
     if order is not None and order.updates:
         shards = [parameter for update in order.updates for parameter in update.parameters]
         return updates(setup, shards, order.updates[0].dtype, rates)
-    if setup.engine == "ddp":
+    if setup.engine == "ddp" or load_optimizer(setup.optimizer).fuses_backward:
         return updates(setup, parameter_classes(report.model), trained_dtype(report.model, setup), rates)
     return updates(setup, [flat(_updated(report))], setup.compute_dtype, rates)
 
@@ -67,7 +67,7 @@ def updates(setup: Setup, parameters: Sequence[Parameter], dtype: DType, rates: 
     bandwidth = rates.bytes_per_second
     elements = sum(one.count * numel(one.shape)[0] for one in parameters)
     updated = fp32 if setup.has_master_weights else dtype
-    used = load_optimizer(setup.optimizer).among(setup.averaging, setup.compression_phase)
+    used = _of(setup)
     kernels = kernels_of(used, setup.optimizer_implementation, parameters, updated)
     if elements and not kernels.calls and not kernels.products:
         return Unknown(f"the time of {setup.optimizer}'s step is not modelled")
@@ -78,11 +78,26 @@ def updates(setup: Setup, parameters: Sequence[Parameter], dtype: DType, rates: 
         return multiplied
     name = f"{setup.optimizer}, {setup.optimizer_implementation}"
     made = [_moved(name, kernels.nbytes, kernels.calls, bandwidth, rates), *multiplied]
-    if setup.has_master_weights and setup.engine not in ("fsdp2", "fsdp1") and setup.offload_params == "none":
+    if (
+        setup.has_master_weights
+        and setup.engine not in ("fsdp2", "fsdp1")
+        and setup.offload_params == "none"
+        and not (
+            setup.precision_aware_optimizer  # its kernel writes them
+        )
+    ):
         made.append(_moved("16-bit weights from the fp32 copy", elements * (4 + 2), 1, bandwidth, rates))
-    if setup.clip_grad_norm or setup.engine in ("deepspeed", "megatron"):
+    if (setup.clip_grad_norm and not used.fuses_backward) or setup.engine in ("deepspeed", "megatron"):
         made.append(_moved("norm of the gradients", elements * ITEMSIZES[setup.grad_dtype], 1, bandwidth, rates))
     return made
+
+
+def _of(setup: Setup) -> Optimizer:
+    if setup.precision_aware_optimizer:
+        from memcalc.megatron.precision_aware import precision_aware
+
+        return precision_aware(setup)
+    return load_optimizer(setup.optimizer).among(setup.averaging, setup.compression_phase)
 
 
 def kernels_of(
@@ -166,4 +181,5 @@ def _elements(item: Item) -> int:
 
 
 def _itemsize(dtype: str) -> int:
-    return {"uint8": 1, "int8": 1, "bool": 1, "int64": 8, "int32": 4, "fp64": 8}.get(dtype) or ITEMSIZES[dtype]
+    sizes = {"uint8": 1, "int8": 1, "int16": 2, "fp8": 1, "bool": 1, "int64": 8, "int32": 4, "fp64": 8}
+    return sizes.get(dtype) or ITEMSIZES[dtype]

@@ -102,6 +102,8 @@ def _copied(report: Report) -> list[Timed] | Unknown:
     """Return the copies between GPU and host, which nothing hides; none if the weights are on the GPU."""
     if report.setup.offload_params == "none":
         return []
+    if report.setup.offload_params == "nvme":
+        return Unknown("weights are in files, and nobody has said how fast NVMe is")
     from memcalc.timing.host_link import copies
 
     return copies(report)

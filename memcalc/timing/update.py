@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 def update(report: Report, rates: Rates) -> list[Timed] | Unknown:
     """Return the time of the update; Unknown if it runs on the host, whose speed is not known."""
+    if report.setup.offload_optimizer == "nvme":
+        return Unknown("the optimizer is in files, and nobody has said how fast NVMe and the host are")
     if report.setup.offload_optimizer != "none":
         return Unknown("the optimizer runs on the host, and nobody has said how fast the host is")
     return optimizer(report, rates)

@@ -17,6 +17,8 @@ MEGATRON: dict[str, Any] = {"engine": "megatron", "gpus": 8, "precision": "bf16-
 FSDP: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 8}
 FSDP1 = FSDP | {"engine": "fsdp1"}
 PIPED = FSDP | {"pp": 2, "global_batch_size": 64}
+IN_FILES: dict[str, Any] = ZERO_3 | {"offload_optimizer": "nvme", "offload_params": "nvme"}
+AWARE: dict[str, Any] = MEGATRON | {"zero": 1, "precision_aware_optimizer": True}
 HOOKED: dict[str, Any] = {"engine": "ddp", "gpus": 4, "precision": "fp32", "comm_hook": "powersgd"}
 GRPO: dict[str, Any] = {"task": "grpo", "precision": "bf16", "micro_batch_size": 8, "num_iterations": 2}
 ADAPTED: dict[str, Any] = {"lora_rank": 4, "precision": "bf16"}
@@ -57,6 +59,10 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "precompute_reference": ({"task": "dpo", "precision": "bf16"}, (True,)), "completion_len": (GRPO, (4, 20)),
     "num_generations": (GRPO, (4, 8)), "steps_per_generation": (GRPO, (2, 3)), "num_iterations": (GRPO, (1, 3)),
     "beta": (GRPO, (0.1,)), "reward_model": (GRPO, ("llama-7b",)), "offload_optimizer": (ZERO, ("cpu",)),
+    "nvme_optimizer_buffer_count": (IN_FILES, (4, 8)), "nvme_buffer_count": (IN_FILES, (9,)),
+    "nvme_buffer_size": (IN_FILES, (10**6,)), "nvme_max_in_cpu": (IN_FILES, (0,)), "nvme_threads": (IN_FILES, (2,)),
+    "precision_aware_optimizer": (MEGATRON | {"zero": 1}, (True,)), "main_params_dtype": (AWARE, ("fp16",)),
+    "exp_avg_dtype": (AWARE, ("bf16", "fp8")), "exp_avg_sq_dtype": (AWARE, ("fp16",)),
     "offload_params": (ZERO_3 | {"offload_optimizer": "cpu"}, ("cpu",)),
     "gpu": ({}, ("a100-80gb", "v100-32gb")), "network_gbps": (ZERO | {"gpu": "a100-80gb"}, (100.0,)),
     "gemm_efficiency": ({"gpu": "a100-80gb"}, (0.5,)), "attention_efficiency": ({"gpu": "a100-80gb"}, (0.5,)),

@@ -78,6 +78,7 @@ def test_resolved_values_are_deepspeeds_own() -> None:
             device = (
                 "none" if section is None or stage < (1 if option == "offload_optimizer" else 3) else section.device
             )
+            device = "cpu" if device == "nvme" and stage < 3 else device  # only stage 3 has files
             assert said.get(option, "none") == getattr(device, "value", device)
         if said["zero"] == 2:
             assert said.get("overlap_comm", False) == zero.overlap_comm

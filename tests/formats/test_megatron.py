@@ -50,7 +50,11 @@ def notes_of(text: str) -> tuple[str, ...]:
         ("--global-batch-size 64", {"global_batch_size": 64}),
         # dtypes
         ("--grad-reduce-in-bf16", {"grad_dtype": "bf16"}),
-        ("--use-precision-aware-optimizer --main-grads-dtype bf16", {"grad_dtype": "bf16"}),
+        ("--use-precision-aware-optimizer --main-grads-dtype bf16",
+         {"grad_dtype": "bf16", "precision_aware_optimizer": True}),
+        ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype fp8 --main-params-dtype fp16",
+         {"precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8",
+          "main_params_dtype": "fp16"}),
         ("--accumulate-allreduce-grads-in-fp32", {}),
         ("--fp8-format hybrid", {"precision": "fp8-mixed"}),
         # the optimizer
@@ -215,8 +219,7 @@ def test_the_file_of_deepspeed() -> None:
         ("--fine-grained-activation-offloading", "activations are counted on the GPU"),
         ("--cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 2: "),
         ("--fp32-residual-connection", "16 bits"),
-        ("--use-precision-aware-optimizer", "--use-precision-aware-optimizer: "),
-        ("--use-precision-aware-optimizer --exp-avg-dtype bf16", "--exp-avg-dtype bf16: "),
+        ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --fp8-format hybrid", "--exp-avg-dtype bf16: "),
         ("--recompute-granularity selective --recompute-modules moe_act layernorm", "moe_act layernorm: "),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", "--recompute-num-layers 2: "),
         ("--rampup-batch-size 16 16 1000", "--rampup-batch-size 16 16 1000: "),

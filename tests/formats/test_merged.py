@@ -235,9 +235,9 @@ def test_a_refusal_says_the_file_and_the_key() -> None:
     with pytest.raises(
         InputError, match=r"^--offload-params nvme: .*\(from --deepspeed: zero_optimization.offload_param.device\)$"
     ):
-        setup_of(gpus=4, deepspeed=moved)
-    with pytest.raises(InputError, match=r"^--offload-params nvme: [^(]*$"):
-        setup_of(gpus=4, zero=3, offload_params="nvme")
+        setup_of(gpus=4, deepspeed=moved, optimizer="lion")
+    with pytest.raises(InputError, match=r"^--offload-params nvme: [^(]*\(DeepSpeedCPUAdam\)$"):
+        setup_of(gpus=4, zero=3, offload_params="nvme", optimizer="lion")
 
 
 def test_files_that_contradict_each_other_are_refused() -> None:

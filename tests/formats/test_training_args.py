@@ -359,7 +359,7 @@ def test_a_section_of_a_scripts_own_file() -> None:
         ({"model_name_or_path": "<your-model>"}, "model_name_or_path"),
         ({"optim": "adamw_torc"}, "did you mean adamw_torch"),
         ({"optim": "galore_adamw", "optim_args": "rank=64"}, "rank=128"),
-        ({"optim": "lomo"}, "lomo"),
+        ({"optim": "grokadamw"}, "grokadamw"),
         ({"use_cpu": True}, "GPUs"),
         ({"lora_rank": 8}, "use_peft or use_lora"),
         ({"use_peft": True, "lora_target_modules": [".*q_proj$"]}, "patterns"),

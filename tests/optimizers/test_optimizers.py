@@ -31,7 +31,13 @@ from memcalc.validate.optimizers import BITSANDBYTES, apollo, galore
 
 DTYPES = {fp32: torch.float32, bf16: torch.bfloat16, uint8: torch.uint8}
 PAPER_DTYPES = {real: paper for paper, real in DTYPES.items()}
-ALL = [(name, implementation) for name in OPTIMIZERS for implementation in load_optimizer(name).implementations]
+OWN_FILES = ("adam-mini", "lomo", "adalomo")
+ALL = [
+    (name, implementation)
+    for name in OPTIMIZERS
+    if name not in OWN_FILES
+    for implementation in load_optimizer(name).implementations
+]
 
 
 def parameter(name: str, *sizes: int, count: int = 1, matrix: bool = False) -> Parameter:

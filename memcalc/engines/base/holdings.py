@@ -13,6 +13,7 @@ from memcalc.core.tensor import Memory, StorageRow
 from memcalc.families.base.module import after_forward
 from memcalc.kernels import loss_in
 from memcalc.optimizers import Optimizer, Parameter, load_optimizer
+from memcalc.setup.optimizer_checks import head_elements
 
 if TYPE_CHECKING:
     from memcalc.engines.base.script import Scripts
@@ -118,17 +119,19 @@ class Holdings(NamedTuple):
 
 def parameter_classes(model: Model, dtype_of: DTypeOf = _the_same) -> list[Parameter]:
     """Return the model's weights as an optimizer sees them: equal tensors of all layers together."""
-    return [_parameter(w, model.trained(w), dtype_of) for w in model.weight_classes if model.trained(w)]
+    head = head_elements(model)
+    return [_parameter(w, model.trained(w), dtype_of, head) for w in model.weight_classes if model.trained(w)]
 
 
 def met_in_step(model: Model, setup: Setup, dtype_of: DTypeOf = _the_same) -> list[Parameter]:
     """Return the model's weights in the order in which a step updates them."""
-    return [_parameter(w, copies, dtype_of) for w, copies in weights_in_turn(model, setup)]
+    head = head_elements(model)
+    return [_parameter(w, copies, dtype_of, head) for w, copies in weights_in_turn(model, setup)]
 
 
-def _parameter(weight: Weight, copies: int, dtype_of: DTypeOf) -> Parameter:
+def _parameter(weight: Weight, copies: int, dtype_of: DTypeOf, head: int) -> Parameter:
     is_matrix = weight.layer is not None and len(weight.shape) == 2
-    return Parameter(weight.name, weight.shape, copies, is_matrix, dtype=dtype_of(weight))
+    return Parameter(weight.name, weight.shape, copies, is_matrix, dtype=dtype_of(weight), head=head)
 
 
 def weights_in_turn(model: Model, setup: Setup) -> Iterator[tuple[Weight, int]]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memcalc.tape.rewritten import Out
 
 CPU_ADAM: Final = "deepspeed/ops/adam/cpu_adam.py"
-_AT_A_TIME: Final = 250_000_000
+AT_A_TIME: Final = 250_000_000
 """The elements of a gradient whose norm is computed at a time."""
 _CHECK: Final = 16
 """The bytes of the numbers that `complete_grad_norm_calculation_for_cpu_offload` makes, when small parameters are freed: the
@@ -56,7 +56,7 @@ class Leaving(Step):
         for i, _ in sorted(self.bucket, key=lambda one: one[0]):
             part = -(-self.sizes[i] // self.how.ranks)
             _back = self._block("a gradient's part, read back from the host", part)
-            _in_fp64 = self._block("a gradient's part in fp64 for its norm", min(part, _AT_A_TIME), fp64)
+            _in_fp64 = self._block("a gradient's part in fp64 for its norm", min(part, AT_A_TIME), fp64)
             norm = self._block("norm of a gradient", 1, fp64)
             del _in_fp64
             self.norms = (*self.norms, norm)
@@ -82,6 +82,14 @@ def on_gpu(model: Model, setup: Setup, held: Holdings, kept: list[Row], over: Ze
     life = "until the step is over"
     noted = block("temporaries", "norms of gradients", "numbers", norms, fp64, life, STAGE_3)
     checked = block("temporaries", "the norm that is sent, and its check", "bytes", _CHECK, uint8, life, STAGE_3)
+    if setup.offload_optimizer == "nvme":
+        from memcalc.engines.deepspeed.swapped import ZeRO3Swapped, of_sub_groups, staying_rows
+
+        groups = of_sub_groups(model, setup)
+        staying = staying_rows(groups)
+        step = max([*kept, noted, *staying], [noted, checked, *staying], key=nbytes_of)
+        swapped = ZeRO3Swapped(over, tuple(groups))
+        return held._replace(always=tuple(always), step=tuple(step), over=swapped, order=None)
     step = max([*kept, noted], [noted, checked], key=nbytes_of)
     return held._replace(always=tuple(always), step=tuple(step), over=ZeRO3Offloaded(over), order=None)
 
@@ -91,8 +99,17 @@ def on_host(model: Model, setup: Setup) -> list[HostRow]:
     ranks = min(setup.gpus, setup.gpus_per_node)
     dtype, of, always = setup.compute_dtype, "parameters/dp", "always"
     groups = [sum(group.parts) for group in sub_groups_of(model, setup)]
-    each, whole, one = tuple(groups) * ranks, (sum(groups),) * ranks, (1,) * ranks
+    in_files: list[HostRow] = []
+    whole, one = (sum(groups),) * ranks, (1,) * ranks
+    if setup.offload_optimizer == "nvme":
+        from memcalc.engines.deepspeed.swapped import of_sub_groups
+        from memcalc.engines.deepspeed.swapped import on_host as buffers_and_files
+
+        in_files = buffers_and_files(model, setup, ranks)
+        groups = [one.elements for one in of_sub_groups(model, setup) if not one.is_in_files]
+    each = tuple(groups) * ranks
     return [
+        *in_files,
         HostRow("pinned", "gradients", of, whole, dtype, always, STAGE_3),
         HostRow("pinned", "gradients of the sub-groups in fp32", of, each, fp32, always, STAGE_3),
         HostRow("paged", "fp32 weights of the sub-groups", of, each, fp32, always, STAGE_3),

@@ -39,9 +39,28 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Transfer]:
         *out,
         Transfer("gradients", "backward", "to the host", reduced, many, dtype, STAGE_3),
         Transfer("gradients, read back", "backward", "to the GPU", reduced, many, dtype, STAGE_3),
-        Transfer("gradients in fp32", "backward", "to the host", reduced, 1, fp32, STAGE_3),
+        *_in_fp32(model, setup, reduced),
         *_overflow(setup),
         Transfer("norms", "step", "to the host", norms, 1, fp32, STAGE_3),
+    ]
+
+
+def _in_fp32(model: Model, setup: Setup, reduced: int) -> list[Transfer]:
+    """Return the copies of reduced gradients in fp32. Those that have no file, unlike their sub-group, wait for the update."""
+    if setup.offload_optimizer != "nvme":
+        return [Transfer("gradients in fp32", "backward", "to the host", reduced, 1, fp32, STAGE_3)]
+    from memcalc.engines.deepspeed.swapped import of_sub_groups
+
+    idle = unreached(model)
+    late = sum(
+        part - one.written(part)
+        for one in of_sub_groups(model, setup)
+        for i, part in zip(one.places, one.parts, strict=True)
+        if one.is_in_files and i not in idle
+    )
+    return [
+        Transfer("gradients in fp32", "backward", "to the host", reduced - late, 1, fp32, STAGE_3),
+        Transfer("gradients in fp32 that have no file", "step", "to the host", late, 1, fp32, STAGE_3),
     ]
 
 

@@ -26,6 +26,7 @@ from memcalc.offload.host import HostRow
 if TYPE_CHECKING:
     from memcalc.core.noted import Noted
     from memcalc.engines.base.holdings import Holdings
+    from memcalc.engines.deepspeed.swapped_params import InFiles
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
     from memcalc.tape.rewritten import Out
@@ -86,10 +87,23 @@ def on_gpu(model: Model, setup: Setup, held: Holdings, over: ZeRO3) -> Holdings:
             "temporaries", "norms of the sub-groups", "numbers", groups + 2, fp64, "within the step", STAGE_3
         )
         step = max(list(held.step), [*arriving, numbers], key=nbytes_of)
-        return held._replace(step=tuple(step), over=ZeRO3FromHost(over), order=None)
+        plain = ZeRO3FromHost(over) if setup.offload_params == "cpu" else _in_files(model, setup, over)
+        return held._replace(step=tuple(step), over=plain, order=None)
     left = offloaded_3.on_gpu(model, setup, held, kept, over)
     step = max(list(left.step), arriving, key=nbytes_of)  # the norms have gone when small weights come back
+    if "nvme" in (setup.offload_optimizer, setup.offload_params):
+        return left._replace(step=tuple(step), over=_in_files(model, setup, over))
     return left._replace(step=tuple(step), over=BothOnHost(over))
+
+
+def _in_files(model: Model, setup: Setup, over: ZeRO3) -> InFiles:
+    """Return what ZeRO-3 does while a run goes on, with the optimizer, the weights or both in files."""
+    from memcalc.engines.deepspeed.swapped import of_sub_groups
+    from memcalc.engines.deepspeed.swapped_params import InFiles, weights_of
+
+    weights = weights_of(model, setup) if setup.offload_params == "nvme" else None
+    groups = tuple(of_sub_groups(model, setup)) if setup.offload_optimizer == "nvme" else ()
+    return InFiles(over, weights, setup.offload_optimizer != "none", groups)
 
 
 _KEPT: Final = "small parameters kept whole"
@@ -99,6 +113,11 @@ _OWN: Final = "own parts of small parameters, copied from the host"
 def on_host(model: Model, setup: Setup) -> list[HostRow]:
     """Return what the ranks of a node keep on the host between steps."""
     ranks, dtype, of = min(setup.gpus, setup.gpus_per_node), setup.compute_dtype, "parameters/dp"
+    if setup.offload_params == "nvme":
+        from memcalc.engines.deepspeed.swapped_params import on_host as blocks_and_files
+
+        rows = blocks_and_files(model, setup, ranks)
+        return rows if setup.offload_optimizer == "none" else [*rows, *offloaded_3.on_host(model, setup)]
     sizes = sizes_of(model)
     trained = sum(sum(group.parts) for group in sub_groups_of(model, setup))
     parts = tuple(-(-sizes[i] // setup.shards) for i in sorted(frozen(model)))

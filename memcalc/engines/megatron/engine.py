@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dims import Dim, Shape, evaluate, numel
 from memcalc.core.dtypes import DType, boolean, fp32, int64
 from memcalc.core.rows import Component, Row
-from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries
+from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries, temporaries_of
 from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import is_by_layer, shards_buffers, updated
 from memcalc.families.base.architecture import Architecture, architecture_of
@@ -198,9 +198,15 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
         for w, n in classes.items()
     ]
     step: list[Row] = []
+    aware: list[list[Row]] = []
     for buffer in buffers_of(setup, stage):
         always += _padding(setup, buffer)
         parameters = _of_one_rank(setup, buffer)
+        if setup.precision_aware_optimizer:
+            states, moment = _precision_aware(setup, buffer, parameters)
+            always += states
+            aware.append(moment)
+            continue
         if setup.has_master_weights:
             always += [_row("optimizer_states", p, "fp32 main weight", "always", setup) for p in parameters]
         always += [row for row in state_rows(setup, parameters, fp32) if row.shape]
@@ -208,6 +214,8 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
             step += [_row("gradients", p, "fp32 copy of the gradient", "within the step", setup) for p in parameters]
         if is_by_layer(setup):
             step += step_temporaries(setup.optimizer, setup.optimizer_implementation, parameters, fp32, fp32)
+    if aware:  # dense weights and experts in turn
+        step += max(aware, key=lambda rows: sum(row.nbytes for row in rows))
     always += _buffers(setup, stage)
     if setup.pp > 1 and left(stage.rank, len(stage.chunks)):
         step.append(between_stages(setup, stage)._replace(copies=left(stage.rank, len(stage.chunks))))
@@ -231,6 +239,25 @@ def deferred(setup: Setup, stage: Stage) -> tuple[Row, ...]:
         for name, shape in shapes.items()
         if count
     )
+
+
+def _precision_aware(setup: Setup, buffer: Buffer, parameters: list[Parameter]) -> tuple[list[Row], list[Row]]:
+    """Return the states of Transformer Engine's FusedAdam and what its step casts."""
+    from memcalc.megatron.precision_aware import pieces, precision_aware
+
+    optimizer = precision_aware(setup)
+    many = -(-sum(buffer.weights.values()) // buffer.ranks)
+    states = [
+        Row("optimizer_states", f"{s.parameter.name}: {s.name}", s.shape, s.dtype,
+            s.count * (many if s.name.endswith("scale") else 1), s.life, "modelled", s.source)
+        for s in optimizer.states(parameters, fp32, "fused")
+    ]  # fmt: skip
+    elements = sum(numel(p.shape)[0] * p.count for p in parameters)
+    largest = max((numel(w.shape)[0] for w in buffer.weights), default=0)
+    moment = temporaries_of(
+        optimizer, "fused", pieces(elements, largest), setup.compute_dtype, DTYPES[setup.grad_dtype]
+    )
+    return states, moment
 
 
 def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:

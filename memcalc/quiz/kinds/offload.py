@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memcalc.explanation.topics.offload import ALL, TOPIC, WEIGHTS
+from memcalc.explanation.topics.offload import ALL, FILES, TOPIC, WEIGHTS
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import LLAMAS, SMALL_LLAMAS, Draw, Setup, parameters
 from memcalc.quiz.of_cases import by_rule, exactly
@@ -19,6 +19,11 @@ _ALL: Final = Words(
 _WEIGHTS: Final = Words(
     "how many bytes of one node's host memory do the 16-bit weights take if ZeRO-3 offloads them alone?",
     "ZeRO-3 只卸载 16 位权重时，它们占单个节点多少字节的主机内存？",
+)
+_FILES: Final = Words(
+    "how many bytes does ZeRO-Infinity keep on NVMe for one node if Adam's states are there? There are weights, gradients and "
+    "two moments, all in fp32.",
+    "Adam 的状态放在 NVMe 上时，ZeRO-Infinity 为一个节点存多少字节？计 fp32 的权重、梯度和两个动量。",
 )
 
 
@@ -38,6 +43,7 @@ def _all_and_weights(draw: Draw) -> Two:
 KINDS: Final = (
     by_rule(TOPIC, ALL, _ALL, _one_node),
     by_rule(TOPIC, WEIGHTS, _WEIGHTS, _one_node),
+    by_rule(TOPIC, FILES, _FILES, _one_node),
     less(
         TOPIC,
         "all less the weights",
