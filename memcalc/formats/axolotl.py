@@ -10,8 +10,8 @@ from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
 from memcalc.formats.section import Section
-from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, read_adapters
-from memcalc.formats.trainer_additions import read_noise
+from memcalc.formats.trainer_adapters import BY_NAME, Adapters, give_eight_bits, give_quantized, read_adapters
+from memcalc.formats.trainer_additions import note_tf32, read_noise
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt, texts
 from memcalc.formats.trainer_fsdp import read_fsdp
 from memcalc.formats.trainer_kernels import give_parts, read_attention
@@ -115,6 +115,7 @@ def read_axolotl(section: Section) -> Found:
         _note_fp32(found)
     _read_kernels(found, rl)
     read_noise(found)
+    note_tf32(found)
     found.note_each(_NOTED)
     return found.found()
 
@@ -223,7 +224,7 @@ def _read_lora(found: Findings) -> None:
         read_adapters(found, _ADAPTERS)
         return
     read_adapters(found, _ADAPTERS._replace(targets="lora_target_linear_and_modules"))
-    found.give("lora_targets", "lora_target_linear", "all-linear")
+    found.give("lora_targets", "lora_target_linear", BY_NAME)
 
 
 def _note_kernels(found: Findings) -> None:

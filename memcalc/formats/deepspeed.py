@@ -16,7 +16,6 @@ from memcalc.formats.deepspeed_names import (
     NOT_MODELLED,
     OFFLOAD_KEYS,
     OPTIMIZERS,
-    OWN_OPTIMIZERS,
     PRECISION_KEYS,
     SECTIONS,
     ZERO_IGNORED,
@@ -233,8 +232,6 @@ def _optimizer(top: Section, *, offloads: bool) -> dict[str, Value]:
     fp16 = top.section("fp16")
     if optimizer in ("lamb", "onebit-lamb") and fp16.flag("enabled") and fp16.number("loss_scale"):
         fp16.refuse("loss_scale", f"DeepSpeed refuses a static loss scale with {kind}; allowed: 0")
-    if optimizer in OWN_OPTIMIZERS and params.text("comm_backend_name") not in (None, "nccl"):
-        params.refuse("comm_backend_name", "signs that another library sends are not modelled; allowed: nccl")
     out = {"optimizer": section.value("type", optimizer)}
     if params.flag("torch_adam") and not offloads:
         out["optimizer_implementation"] = _implementation_of_torch(params, params.where("torch_adam"))
@@ -305,6 +302,8 @@ def _zero_notes(top: Section, zero: Section, stage: int, *, offloads: bool) -> I
     if offloads and top.section("optimizer").section("params").flag("torch_adam"):
         where = top.where("optimizer.params.torch_adam")
         yield f"{where} true: on the host DeepSpeed's own Adam is estimated; torch's has the same states"
+    if offloads and "optimizer" not in top and top.flag("zero_force_ds_cpu_optimizer") is False:
+        yield f"{top.where('zero_force_ds_cpu_optimizer')} false: DeepSpeed's own Adam is estimated on the host all the same"
     for key, default, used in NOT_MODELLED:
         value = zero.raw(key)
         if stage in used and value not in (None, "auto", default):
@@ -339,6 +338,10 @@ def _notes(top: Section) -> Iterator[str]:
     if top.section("torch_autocast").flag("enabled"):
         top.section("torch_autocast").refuse("enabled", "is not modelled with DeepSpeed; allowed: false")
     yield from _notes_of_experts(top.section("expert_parallel"))
+    backend = top.section("optimizer").section("params").text("comm_backend_name")
+    if backend not in (None, "nccl"):
+        where = top.where("optimizer.params.comm_backend_name")
+        yield f"{where} {one_line(backend)}: signs are counted as sent by NCCL, without buffers of the host"
     if top.section("flops_profiler").flag("enabled"):
         yield f"{top.where('flops_profiler.enabled')} true: the profiled step keeps more and is slower; not modelled"
     if top.section("compile").flag("deepcompile"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from memcalc.formats.found import Value
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_findings import Findings, modules
+
+BY_NAME: Final = "all-linear-by-name"
+"""`--lora-targets` of a tool that looks for the linear layers itself and hands their names to peft: `all-linear`, without the
+experts that are fused parameters (memcalc.formats.model_together)."""
 
 
 class Adapters(NamedTuple):
@@ -21,6 +25,8 @@ class Adapters(NamedTuple):
     default_dropout: float
     every: str = "all-linear"
     """The tool's word for all linear layers but the head."""
+    every_means: str = "all-linear"
+    """The word's meaning: peft's own, or `BY_NAME`."""
 
 
 def read_adapters(found: Findings, keys: Adapters) -> None:
@@ -41,9 +47,11 @@ def read_adapters(found: Findings, keys: Adapters) -> None:
 
 
 def _targets(section: Section, keys: Adapters) -> str | None:
-    """Return `--lora-targets`: peft's word for all linear layers, or names."""
+    """Return `--lora-targets`: all linear layers, or names."""
     text = modules(section, keys.targets)
-    return "all-linear" if text in (keys.every, "all-linear", "all_linear") else text
+    if text == keys.every:
+        return keys.every_means
+    return "all-linear" if text in ("all-linear", "all_linear") else text
 
 
 def give_eight_bits(found: Findings, key: str, place: Section, switch: str, *, reenters: bool) -> None:

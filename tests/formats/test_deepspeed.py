@@ -212,7 +212,6 @@ def test_what_is_modelled_or_does_not_matter_is_no_note() -> None:
         {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
         {"optimizer": {"type": "MuAdam"}},
         {"optimizer": {"type": "Lamb"}, "fp16": {"enabled": True, "loss_scale": 128}},
-        {"optimizer": {"type": "OneBitAdam", "params": {"comm_backend_name": "mpi"}}},
         {"optimizer": {"params": {}}},
         {"amp": {"enabled": True}},
         {"tensor_parallel": {"autotp_size": 4}},
