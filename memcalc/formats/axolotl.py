@@ -6,6 +6,7 @@ loaders/model.py, loaders/adapter.py, core/builders/*.py, integrations/{liger,cu
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
@@ -46,6 +47,11 @@ _OTHERS: Final = (
     "sage_attention", "dp_replicate_size", "liger_cross_entropy", "lora_r", "batch_size", "eager_attention", "lora_alpha",
     "unfrozen_layers", "flex_attention",
 )  # fmt: skip
+_ONE_OR_MORE: Final = re.compile(r"(\[[^\]]*\]|\\.|[\w.])\+")
+_REPEATED_GROUP: Final = re.compile(r"\)[*{?]")
+_REPEATED: Final = re.compile(r"[*{]")
+_MOST_REPEATED: Final = 3
+"""A pattern with more repetitions can take hours to not match (`.*.*.*.*.*.*x`)."""
 _NOTED: Final = {
     "sample_packing": "rows are counted as single sequences of the whole length",
     "pretraining_sample_concatenation": "rows are counted as single sequences of the whole length",
@@ -277,10 +283,15 @@ def _read_precision(found: Findings, adapter: str | None, engine: str | None) ->
 def _read_frozen(found: Findings) -> None:
     """Set what is frozen: all but parameters whose names match `unfrozen_parameters`."""
     section, key = found.section, "unfrozen_parameters"
-    allowed = "patterns of names without + and commas"
-    patterns = texts(section, key, allowed)
-    if any(set(pattern) & set("+,") for pattern in patterns):
-        section.refuse(key, f"allowed: {allowed}")
+    allowed = f"patterns of names without commas and repeated groups, and up to {_MOST_REPEATED} repetitions"
+    patterns = [_ONE_OR_MORE.sub(r"\1\1*", pattern) for pattern in texts(section, key, allowed)]
+    for pattern in patterns:
+        if (
+            set(pattern) & set("+,")
+            or _REPEATED_GROUP.search(pattern)
+            or len(_REPEATED.findall(pattern)) > _MOST_REPEATED
+        ):
+            section.refuse(key, f"allowed: {allowed}")
     if patterns:
         found.give("freeze", key, f"all-but:{'+'.join(patterns)}")
 

@@ -195,7 +195,9 @@ def test_recomputation() -> None:
 
 def test_frozen_weights() -> None:
     assert of(unfrozen_parameters=["^lm_head.weight$", "norm"])["freeze"] == "all-but:^lm_head.weight$+norm"
-    assert "without +" in refusal(unfrozen_parameters=["layers.4[4-9]+.mlp"])
+    assert of(unfrozen_parameters=["layers.4[4-9]+.mlp"])["freeze"] == "all-but:layers.4[4-9][4-9]*.mlp"
+    for pattern in ("(a|b)+x", "(.*)*x", ".*.*.*.*x", "a,b"):
+        assert "repeated groups" in refusal(unfrozen_parameters=[pattern])
 
 
 def test_keys_that_axolotl_does_not_know_are_dropped_but_not_misspelt_ones() -> None:
