@@ -17,6 +17,7 @@ from memcalc.formats.deepspeed_names import (
     OFFLOAD_KEYS,
     OPTIMIZERS,
     PRECISION_KEYS,
+    REMOVED,
     SECTIONS,
     ZERO_IGNORED,
     ZERO_KEYS,
@@ -33,6 +34,7 @@ _SIZES: Final = {
     "sub_group_size": "sub_group_size",
 }
 """A key of zero_optimization -> the option that has its elements."""
+_GONE: Final = "DeepSpeed 0.19 has it no more, and refuses the key"
 _OF_STAGES: Final = {"reduce_bucket_size": (1, 2, 3)}
 """The stages that use a size; the others are stage 3's."""
 
@@ -249,7 +251,7 @@ def _implementation_of_torch(params: Section, where: str) -> Value:
 
 
 def _parallel(top: Section) -> dict[str, Value]:
-    """Return the ranks that share a sequence (Ulysses), and those that share experts (AutoEP)."""
+    """Return the ranks that share a sequence (Ulysses), those that share experts (AutoEP), and linear layers (AutoTP)."""
     out: dict[str, Value] = {}
     ranks = top.whole("sequence_parallel_size", 1, 10**6)
     if ranks is not None and ranks > 1:
@@ -263,7 +265,8 @@ def _parallel(top: Section) -> dict[str, Value]:
     tensor = top.section("tensor_parallel")
     slices = tensor.whole("autotp_size", 0, 10**6)
     if slices is not None and slices > 1:
-        tensor.refuse("autotp_size", "DeepSpeed's AutoTP is not modelled; allowed: 0, 1")
+        out["tp"] = tensor.value("autotp_size", slices)
+        out["autotp"] = tensor.value("autotp_size", True)
     return out
 
 
@@ -352,7 +355,10 @@ def _notes(top: Section) -> Iterator[str]:
     if top.section("elasticity").flag("enabled"):
         yield f"{top.where('elasticity')}.enabled true: the batch that it chooses is not modelled; give --global-batch-size"
     if top.section("compression_training").content:
-        yield f"{top.where('compression_training')}: is not modelled"
+        yield f"{top.where('compression_training')}: is not modelled; {_GONE}"
+    for key in REMOVED:
+        if top.section(key).flag("enabled"):
+            yield f"{top.where(key)}.enabled true: is not modelled; {_GONE}"
     if "sparse_attention" in top:
         top.refuse("sparse_attention", "is not modelled; allowed: without it")
     kind = top.text("communication_data_type")

@@ -43,7 +43,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "attention_mask_in_dataloader", "reduce_bucket_size", "max_live_parameters", "max_reuse_distance",
         "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size", "overlap_comm",
         "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size",
-        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook",
+        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook", "autotp",
     ),
     "tp": ("sequence_parallel", "cross_entropy", "etp"),
     "pp": ("schedule", "virtual_stages", "first_stage_layers", "last_stage_layers"),

@@ -48,14 +48,17 @@ def _name_targets(model: Any, given: Mapping[str, Any], out: dict[str, Value]) -
 def _check_attention(model: Model, given: Mapping[str, Any], out: dict[str, Value], notes: list[str]) -> None:
     """Leave out a fused attention that memcalc does not have for this type."""
     attention, kinds = out.get("attention"), model.program.attention_kinds
-    if attention is None or "attention" in given or _of(given, out, "packing"):
+    if attention is None or "attention" in given or _of(given, out, "packing") or attention.value in kinds or not kinds:
         return
-    if attention.value == "sdpa" and "sdpa" not in kinds and kinds:
+    if attention.value == "sdpa":
         del out["attention"]
         notes.append(
             f"{attention.where}: fused attention is not modelled for a {model.model_type}; {kinds[0]} attention is counted, "
             "which keeps whole matrices of scores"
         )
+    elif attention.value == "flash" and all(_of(given, out, axis) in (None, 1) for axis in ("tp", "pp")):
+        out["attention"] = attention._replace(value=kinds[0])
+        notes.append(f"{attention.where}: the flash-attn package is counted as {kinds[0]}")
 
 
 def _check_liger(model: Model, given: Mapping[str, Any], out: dict[str, Value], notes: list[str]) -> None:

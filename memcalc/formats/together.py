@@ -76,6 +76,10 @@ def _left_out(options: Mapping[str, Any]) -> Iterator[_LeftOut]:
             ("kernels", "liger", "cross_entropy"),
             "Liger's kernels are not modelled under autocast; transformers' are counted, which keep more",
         )
+    if options.get("autotp"):
+        yield _LeftOut(
+            ("clip_grad_norm",), "clipping is not modelled with AutoTP, and left out; it adds single numbers"
+        )
 
 
 def with_loss_of_engine(

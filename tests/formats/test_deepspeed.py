@@ -214,7 +214,6 @@ def test_what_is_modelled_or_does_not_matter_is_no_note() -> None:
         {"optimizer": {"type": "Lamb"}, "fp16": {"enabled": True, "loss_scale": 128}},
         {"optimizer": {"params": {}}},
         {"amp": {"enabled": True}},
-        {"tensor_parallel": {"autotp_size": 4}},
         {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
         {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -231,3 +232,37 @@ def test_selective_recomputation_with_expert_parallelism() -> None:
     report = memcalc.estimate(torchtitan=content, seq_len=16)
     assert report.setup.recompute == "none"
     assert "no recomputation is counted, which keeps more" in notes(report)
+
+
+# --- DeepSpeed's AutoTP, and sections of older versions
+
+
+def test_auto_tp() -> None:
+    content = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}
+    report = report_of(gpus=4, deepspeed=content)
+    assert (report.setup.tp, report.setup.autotp, report.setup.dp) == (2, True, 2)
+    assert report.setup.clip_grad_norm is False and "clipping is not modelled with AutoTP" in notes(report)
+    text = memcalc.emit("deepspeed", SMALL, gpus=4, engine="deepspeed", zero=1, tp=2, autotp=True, seq_len=16).text
+    assert json.loads(text)["tensor_parallel"] == {"autotp_size": 2}
+    assert report_of(gpus=4, deepspeed=json.loads(text)).setup == report.setup
+
+
+@pytest.mark.parametrize("key", ["progressive_layer_drop", "quantize_training", "compression_training"])
+def test_sections_that_deepspeed_has_no_more(key: str) -> None:
+    """DeepSpeed 0.19 refuses them (runtime/config.py)."""
+    assert f"{key}" in notes(report_of(deepspeed={key: {"enabled": True}}))
+    assert "refuses the key" in notes(report_of(deepspeed={key: {"enabled": True}}))
+    if key != "compression_training":
+        assert key not in notes(report_of(deepspeed={key: {"enabled": False}}))
+
+
+def test_the_flash_attention_package_of_ulysses() -> None:
+    section = {"parallelism_config_sp_size": 2, "parallelism_config_sp_backend": "deepspeed"}
+    section |= {"parallelism_config_sp_attn_implementation": "flash_attention_2"}
+    content = {
+        "distributed_type": "DEEPSPEED", "num_processes": 4, "mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 2},
+        "parallelism_config": section,
+    }  # fmt: skip
+    report = report_of(accelerate=content)
+    assert (report.setup.cp, report.setup.attention) == (2, "sdpa")
+    assert "counted as sdpa" in notes(report)
