@@ -111,8 +111,9 @@ def _check_two_dtypes(options: Options, engine: str, precision: str, base: str) 
         return
     name = f"--lora-bias {options.lora_bias}" if biases else f"--modules-to-save {options.modules_to_save}"
     beside = f"beside trained {'biases' if biases else 'modules'} of {base}"
-    if engine == "ddp":
-        refuse("adapter_dtype", "fp32", f"{beside} with engine ddp {NOT_YET}{base}")
+    if engine == "ddp" and (precision.endswith("-mixed") or options.comm_hook is not None):
+        how = f"precision {precision}" if options.comm_hook is None else f"--comm-hook {options.comm_hook}"
+        refuse("adapter_dtype", "fp32", f"{beside} with engine ddp and {how} {NOT_YET}{base}")
     if engine == "deepspeed" or precision.endswith("-mixed"):
         return
     if options.optimizer not in _OF_TWO_DTYPES:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+import memcalc
+from memcalc.errors import InputError
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -16,6 +19,7 @@ LORA: dict[str, Any] = {
     "modules_to_save": "embed_tokens,lm_head",
 }  # fmt: skip
 CLIPS: dict[str, Any] = {"clip_grad_norm": True}
+DDP: dict[str, Any] = {"engine": "ddp", "gpus": 2}
 CAST: dict[str, Any] = {"precision": "bf16-autocast", "base_dtype": "bf16"}
 
 
@@ -23,16 +27,18 @@ def named(options: dict[str, Any]) -> str:
     return "-".join(f"{name}={value}" for name, value in options.items()) or "lora"
 
 
-def same(options: dict[str, Any]) -> None:
+def same(options: dict[str, Any], model: dict[str, Any] = LLAMA) -> None:
     pytest.importorskip("peft")
     from memcalc.validate.run import validate
 
-    comparison = validate(LLAMA, **LORA | options)
+    comparison = validate(model, **LORA | options)
     rows = comparison.memory + comparison.communication
     assert [(row.name, row.predicted) for row in rows] == [(row.name, row.measured) for row in rows]
 
 
-@pytest.mark.parametrize("options", [CLIPS | {"optimizer_implementation": "fused"}, CAST | CLIPS], ids=named)
+@pytest.mark.parametrize(
+    "options", [CLIPS | {"optimizer_implementation": "fused"}, CAST | CLIPS, CAST | CLIPS | DDP], ids=named
+)
 def test_a_step(options: dict[str, Any]) -> None:
     """A fused step allocates next to nothing, so the norms are its peak: two bytes for a 16-bit gradient, four for others."""
     same(options)
@@ -57,8 +63,29 @@ def test_a_step(options: dict[str, Any]) -> None:
         CAST | {"modules_to_save": "norm"},
         CAST | {"modules_to_save": "lm_head", "recompute": "full"},
         CAST | {"modules_to_save": "embed_tokens"},
+        CAST | DDP | {"gpus": 4, "global_batch_size": 24},
+        DDP | {"modules_to_save": None, "lora_bias": "all"},
     ],
     ids=named,
 )
 def test_more_steps(options: dict[str, Any]) -> None:
     same(options)
+
+
+def test_buckets_of_two_dtypes() -> None:
+    """A bucket has one dtype, and each dtype begins with a small one (1 MiB, then 25 MiB)."""
+    wide = LLAMA | {"vocab_size": 40_000, "hidden_size": 1024, "intermediate_size": 2048}
+    report = memcalc.estimate(wide, **LORA | CAST | DDP | {"lora_rank": 64})
+    sent = {one.dtype: (one.calls, one.payload) for one in report.collectives if one.name == "gradient buckets"}
+    assert sent["bf16"] == (2, 2 * 40_000 * 1024 * 2)
+    adapters = report.model.trainable_parameters - 2 * 40_000 * 1024
+    assert sent["fp32"][1] == 4 * adapters
+    with pytest.raises(InputError, match=r"--adapter-dtype fp32: .* with engine ddp and --comm-hook fp16"):
+        memcalc.estimate(LLAMA, **LORA | CAST | DDP | {"comm_hook": "fp16"})
+
+
+@pytest.mark.slow
+def test_many_buckets() -> None:
+    same(
+        {**CAST, **DDP, "lora_rank": 64}, LLAMA | {"vocab_size": 40_000, "hidden_size": 1024, "intermediate_size": 2048}
+    )
