@@ -192,6 +192,8 @@ def _read_engine(found: Findings) -> str | None:
     cp = found.options.get("cp")
     if cp is not None and cp.value > 1:
         found.notes.append(f"{cp.where} {cp.value}: ring-flash-attn is counted as torch's own context parallelism")
+    if not sharded and any(option in found.options and found.options[option].value > 1 for option in _DEGREES.values()):
+        found.assume("engine", "fsdp_config", "ddp")  # and not the engine that memcalc has for these degrees
     return "fsdp2" if sharded else None
 
 

@@ -15,6 +15,7 @@ from memcalc.formats.fsdp1_together import with_fsdp1_where_modelled
 from memcalc.formats.loading import load
 from memcalc.formats.model_together import with_what_the_model_has
 from memcalc.formats.optimizers_together import with_optimizer_of_engine
+from memcalc.formats.stand_ins_together import with_stand_ins
 from memcalc.formats.together import (
     with_loss_of_engine,
     with_precision_of_engine,
@@ -83,6 +84,7 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     said = _that_still_go(said, given)
     said, of_fsdp1 = with_fsdp1_where_modelled(model, given, said)
     said, of_optimizer = with_optimizer_of_engine(given, said, _of_deepspeed_file(files))
+    said, stand_ins = with_stand_ins(model, given, said)
     said, left_out = without_what_is_not_modelled(given, said)
     said, of_model = with_what_the_model_has(model, given, said)
     said, loss = with_loss_of_engine(model, given, said)
@@ -90,7 +92,9 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     found, origins = with_batches(given, said)
     of_gpus = _of_gpus(files, given)
     every = _of_what_counts((note for one in files for note in one.found.notes), _said(files, given), said)
-    notes = tuple(dict.fromkeys([*every, *of_fsdp1, *of_optimizer, *left_out, *of_model, *loss, *additions, *of_gpus]))
+    notes = tuple(
+        dict.fromkeys([*every, *of_fsdp1, *of_optimizer, *stand_ins, *left_out, *of_model, *loss, *additions, *of_gpus])
+    )
     return model, {**found, **given}, FromFiles(origins, notes)
 
 

@@ -163,8 +163,6 @@ def _read_precision(found: Findings, *, is_trl: bool, engine: str | None) -> Non
     give_precision(found, switch if is_switched else key, result, is_given=is_given and engine != "deepspeed")
     if adapted and quantized and is_trl and weights == "bf16":
         found.assume("adapter_dtype", "use_peft", "bf16")  # SFTTrainer and DPOTrainer cast what trains to bf16
-    elif adapted and quantized and is_trl:
-        found.notes.append(f"{section.where('use_peft')}: TRL casts adapters to bf16; they are counted in fp32")
 
 
 def _read_adapters(found: Findings, *, is_trl: bool) -> bool:

@@ -266,3 +266,43 @@ def test_the_flash_attention_package_of_ulysses() -> None:
     report = report_of(accelerate=content)
     assert (report.setup.cp, report.setup.attention) == (2, "sdpa")
     assert "counted as sdpa" in notes(report)
+
+
+# --- what is counted in the place of another value
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "precision"),
+    [
+        ("MULTI_GPU", {}, "bf16-autocast"),
+        ("FSDP", {"fsdp_config": {"fsdp_version": 2}}, "bf16-mixed"),
+    ],
+)
+def test_fp8_is_counted_as_bf16(kind: str, more: dict[str, Any], precision: str) -> None:
+    content = {"distributed_type": kind, "num_processes": 2, "mixed_precision": "fp8", **more}
+    report = report_of(accelerate=content)
+    assert report.setup.precision == precision
+    assert "bf16 is counted: about the same memory, more time" in notes(report)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_states_of_8_bits_over_shards_are_counted_whole(version: int) -> None:
+    content = {"base_model": "x", "sequence_len": 16, "bf16": True, "optimizer": "adamw_8bit", "fsdp_version": version}
+    content["fsdp_config"] = {"offload_params": False}
+    report = report_of(gpus=2, training_args=content)
+    assert report.setup.optimizer == "adamw" and "take four times as much" in notes(report)
+    with pytest.raises(InputError, match="--optimizer adamw-8bit: "):
+        report_of(gpus=2, training_args=content, optimizer="adamw-8bit")
+
+
+def test_a_quantised_base_of_fp16_under_trl() -> None:
+    qlora = {**ARGS, "bf16": False, "fp16": True, "torch_dtype": "float16", "load_in_4bit": True, "use_peft": True}
+    report = report_of(training_args={**qlora, "lora_r": 4, "packing": False, "dataset_text_field": "text"})
+    assert (report.setup.task, report.setup.base_dtype, report.setup.adapter_dtype) == ("sft", "bf16", "bf16")
+    assert "counted as bf16, too" in notes(report) and "counted in fp32" not in notes(report)
+
+
+def test_experts_of_axolotl_without_fsdp_are_refused_by_their_key() -> None:
+    content = {"base_model": "x", "sequence_len": 16, "bf16": True, "expert_parallel_size": 2}
+    with pytest.raises(InputError, match=r"^--ep 2: .*expert_parallel_size"):
+        report_of(EXPERTS, gpus=2, training_args=content)
