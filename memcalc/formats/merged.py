@@ -189,9 +189,9 @@ def _beside(named: Value, folder: Path) -> str:
         path = parent / named.value
         if path.is_file():
             return str(path)
+    instead = ", or --deepspeed FILE in its place" if "deepspeed" in named.where.rpartition(": ")[2] else ""
     raise InputError(
-        f"{named.where} {one_line(named.value)}: no such file; allowed: a path from the working directory, or "
-        "--deepspeed FILE in its place"
+        f"{named.where} {one_line(named.value)}: no such file; allowed: a path from the working directory{instead}"
     )
 
 

@@ -90,11 +90,13 @@ def _check_loss(model: Model, given: Mapping[str, Any], out: dict[str, Value], n
     loss = out.get("cross_entropy")
     if loss is None or "cross_entropy" in given or _of(given, out, "tp") not in (None, 1):
         return
-    if loss.value not in losses(_of(given, out, "kernels") or "hf", model.model_type):
+    shares = _of(given, out, "cp") not in (None, 1)  # ranks that have parts of sequences have the model's own loss
+    if loss.value != "eager" and (
+        shares or loss.value not in losses(_of(given, out, "kernels") or "hf", model.model_type)
+    ):
         del out["cross_entropy"]
-        notes.append(
-            f"{loss.where}: is not modelled for a {model.model_type}; the model's own loss is counted, which keeps all logits"
-        )
+        how = "with shared sequences" if shares else f"for a {model.model_type}"
+        notes.append(f"{loss.where}: is not modelled {how}; the model's own loss is counted, which keeps all logits")
 
 
 def _of(given: Mapping[str, Any], said: Mapping[str, Value], name: str) -> Any:

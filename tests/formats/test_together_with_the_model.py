@@ -306,3 +306,18 @@ def test_experts_of_axolotl_without_fsdp_are_refused_by_their_key() -> None:
     content = {"base_model": "x", "sequence_len": 16, "bf16": True, "expert_parallel_size": 2}
     with pytest.raises(InputError, match=r"^--ep 2: .*expert_parallel_size"):
         report_of(EXPERTS, gpus=2, training_args=content)
+
+
+def test_a_loss_that_shared_sequences_do_not_have() -> None:
+    content = {"base_model": "x", "sequence_len": 16, "bf16": True, "fsdp_version": 2, "context_parallel_size": 2}
+    content |= {"fsdp_config": {"offload_params": False}, "plugins": ["cut_cross_entropy.CutCrossEntropyPlugin"]}
+    report = report_of(gpus=2, training_args=content)
+    assert (report.setup.cp, report.setup.cross_entropy) == (2, "eager")
+    assert "is not modelled with shared sequences" in notes(report)
+
+
+def test_a_file_that_is_not_there_is_named_without_another_option() -> None:
+    with pytest.raises(
+        InputError, match=r"fsdp_config own\.json: no such file; allowed: a path from the working directory$"
+    ):
+        report_of(gpus=2, training_args={**ARGS, "fsdp": "full_shard", "fsdp_config": "own.json"})
