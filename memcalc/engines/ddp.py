@@ -46,6 +46,22 @@ def gradient_sizes(model: Model, itemsize: int, autocast: DType | None = None) -
     return [elements * itemsize for _, elements in model.profiles[key]]
 
 
+def own_buckets(model: Model, setup: Setup) -> dict[DType, list[int]]:
+    """Return the bytes of every bucket by the dtype of its gradients: one bucket has one dtype, and each dtype limits of its
+    own (compute_bucket_assignment_by_size). That of the last gradient is the last."""
+    key, common = ("gradient order", setup.autocast_dtype), trained_dtype(model, setup)
+    if key not in model.profiles:
+        model.profiles[key] = gradient_order(model.program, setup.autocast_dtype)
+    own = {w.name: w.dtype or setup.compute_dtype for w in model.weight_classes} if setup.keeps_adapter_dtype else {}
+    sizes: dict[DType, list[int]] = {}
+    last = common
+    for name, elements in model.profiles[key]:
+        last = own.get(name, common)
+        sizes.setdefault(last, []).append(elements * last.itemsize)
+    found = {dtype: buckets(each) for dtype, each in sizes.items()}
+    return {**{dtype: each for dtype, each in found.items() if dtype != last}, last: found.get(last, [])}
+
+
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET, cap: int = BUCKET_CAP) -> list[int]:
     """Return the bytes of every bucket. A bucket closes with the gradient that reaches its limit
     (compute_bucket_assignment_by_size)."""
@@ -105,22 +121,34 @@ def holdings(model: Model, setup: Setup) -> Holdings:
 
 def _without_hook(model: Model, setup: Setup) -> Holdings:
     held = plain.holdings(model, setup)
-    dtype = trained_dtype(model, setup)
-    row = Row(
-        "buffers",
-        "DDP buckets (gradient_as_bucket_view=False)",
-        (Dim("parameters", model.trainable_parameters),),
-        dtype,
-        basis="modelled",
-        source=_SOURCE,
-    )
+    rows = _whole(model, setup)
     assert held.order is not None
 
     def rebuilt() -> tuple[Row, ...]:
-        return _blocks(row, buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype)))
+        found = own_buckets(model, setup)
+        return tuple(block for row in rows for block in _blocks(row, found[row.dtype]))
 
-    order = held.order._replace(replaced=(row,), replacing=rebuilt)
-    return held._replace(always=(*held.always, row), order=order)
+    order = held.order._replace(replaced=rows, replacing=rebuilt)
+    return held._replace(always=(*held.always, *rows), order=order)
+
+
+def _whole(model: Model, setup: Setup) -> tuple[Row, ...]:
+    """Return the rows of the first buckets, of all gradients of a dtype."""
+    name = "DDP buckets (gradient_as_bucket_view=False)"
+
+    def row(elements: int, dtype: DType) -> Row:
+        return Row("buffers", name, (Dim("parameters", elements),), dtype, basis="modelled", source=_SOURCE)
+
+    if not has_two_dtypes(model, setup):
+        return (row(model.trainable_parameters, trained_dtype(model, setup)),)
+    return tuple(row(sum(sizes) // dtype.itemsize, dtype) for dtype, sizes in own_buckets(model, setup).items())
+
+
+def has_two_dtypes(model: Model, setup: Setup) -> bool:
+    """Tell whether adapters of a dtype of their own train beside other weights."""
+    if not setup.keeps_adapter_dtype:
+        return False
+    return len({w.dtype or setup.compute_dtype for w in model.weight_classes if model.trained(w)}) > 1
 
 
 def _blocks(row: Row, sizes: Iterable[int]) -> tuple[Row, ...]:
@@ -140,18 +168,23 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         from memcalc.engines.base.comm_hooks import sent_by
 
         return [*sent_by(hooked(model, setup)[0], setup, _reductions(setup)), *_buffers(model, setup)]
-    dtype = trained_dtype(model, setup)
-    sizes, times = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype)), _reductions(setup)
-    formula = f"parameters·{dtype.itemsize} B = {model.trainable_parameters}·{dtype.itemsize} B"
-    out = [
-        Collective(
-            "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, times * len(sizes), times * sum(sizes),
-            _times(times, formula),
-            shares=shares_of(model.program.weights(), sent=partial(_trained, model)), source=_SOURCE, overlap="backward",
-            tail=times * sizes[-1],
-        )
-    ]  # fmt: skip
+    found = own_buckets(model, setup)
+    *_, last = found
+    out = [_reduced(model, setup, dtype, sizes, is_last=dtype == last) for dtype, sizes in found.items()]
     return [*out, *_buffers(model, setup)]
+
+
+def _reduced(model: Model, setup: Setup, dtype: DType, sizes: list[int], *, is_last: bool) -> Collective:
+    """Return the all-reduces of the buckets of a dtype. The last of all has no backward to hide behind."""
+    times, elements = _reductions(setup), sum(sizes) // dtype.itemsize
+    formula = f"parameters·{dtype.itemsize} B = {elements}·{dtype.itemsize} B"
+    of = dtype if has_two_dtypes(model, setup) else None
+    return Collective(
+        "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, times * len(sizes), times * sum(sizes),
+        _times(times, formula),
+        shares=shares_of(model.program.weights(), sent=partial(_trained, model, setup, of)), source=_SOURCE,
+        overlap="backward", tail=times * sizes[-1] if is_last else 0,
+    )  # fmt: skip
 
 
 def _buffers(model: Model, setup: Setup) -> list[Collective]:
@@ -196,9 +229,11 @@ def _times(times: int, formula: str) -> str:
     return formula if times == 1 else "= ".join(f"{times}·{part}" for part in formula.split("= "))
 
 
-def _trained(model: Model, weight: Weight) -> int:
-    """Return the elements that DDP has a place for. It leaves out weights that want no gradient
+def _trained(model: Model, setup: Setup, dtype: DType | None, weight: Weight) -> int:
+    """Return the elements that DDP has a place for, of all or of one dtype. It leaves out weights that want no gradient
     (_build_params_for_reducer)."""
+    if dtype is not None and (weight.dtype or setup.compute_dtype) != dtype:
+        return 0
     return elements_of(weight) if model.program.wants_gradient(weight) else 0
 
 

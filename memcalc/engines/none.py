@@ -56,7 +56,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         casts = weight_rows(model, fp32, "temporaries", "within the step", name, of=has_master)
     before, states = [*always, *input_rows(model, setup, dtype)], state_rows(setup, parameters, updated)
     always = [*always, *states, *input_rows(model, setup, dtype)]
-    clipping = temporaries(model, setup, trained)
+    clipping = temporaries(model, setup, trained, updated_as)
     how = setup.optimizer, setup.optimizer_implementation
     step += larger(clipping, [*casts, *step_temporaries(*how, met_in_step(model, setup, updated_as), updated, updated)])
     return Holdings(

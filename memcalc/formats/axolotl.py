@@ -6,12 +6,20 @@ loaders/model.py, loaders/adapter.py, core/builders/*.py, integrations/{liger,cu
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
 from memcalc.formats.section import Section
-from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, give_storage, read_adapters
-from memcalc.formats.trainer_additions import read_noise
+from memcalc.formats.trainer_adapters import (
+    BY_NAME,
+    Adapters,
+    give_eight_bits,
+    give_quantized,
+    give_storage,
+    read_adapters,
+)
+from memcalc.formats.trainer_additions import note_tf32, read_noise
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt, texts
 from memcalc.formats.trainer_fsdp import read_fsdp
 from memcalc.formats.trainer_kernels import give_parts, read_attention
@@ -46,6 +54,11 @@ _OTHERS: Final = (
     "sage_attention", "dp_replicate_size", "liger_cross_entropy", "lora_r", "batch_size", "eager_attention", "lora_alpha",
     "unfrozen_layers", "flex_attention",
 )  # fmt: skip
+_ONE_OR_MORE: Final = re.compile(r"(\[[^\]]*\]|\\.|[\w.])\+")
+_REPEATED_GROUP: Final = re.compile(r"\)[*{?]")
+_REPEATED: Final = re.compile(r"[*{]")
+_MOST_REPEATED: Final = 3
+"""A pattern with more repetitions can take hours to not match (`.*.*.*.*.*.*x`)."""
 _NOTED: Final = {
     "sample_packing": "rows are counted as single sequences of the whole length",
     "pretraining_sample_concatenation": "rows are counted as single sequences of the whole length",
@@ -115,6 +128,7 @@ def read_axolotl(section: Section) -> Found:
         _note_fp32(found)
     _read_kernels(found, rl)
     read_noise(found)
+    note_tf32(found)
     found.note_each(_NOTED)
     return found.found()
 
@@ -185,6 +199,8 @@ def _read_engine(found: Findings) -> str | None:
     cp = found.options.get("cp")
     if cp is not None and cp.value > 1:
         found.notes.append(f"{cp.where} {cp.value}: ring-flash-attn is counted as torch's own context parallelism")
+    if not sharded and any(option in found.options and found.options[option].value > 1 for option in _DEGREES.values()):
+        found.assume("engine", "fsdp_config", "ddp")  # and not the engine that memcalc has for these degrees
     return "fsdp2" if sharded else None
 
 
@@ -224,7 +240,7 @@ def _read_lora(found: Findings) -> None:
         read_adapters(found, _ADAPTERS)
         return
     read_adapters(found, _ADAPTERS._replace(targets="lora_target_linear_and_modules"))
-    found.give("lora_targets", "lora_target_linear", "all-linear")
+    found.give("lora_targets", "lora_target_linear", BY_NAME)
 
 
 def _note_kernels(found: Findings) -> None:
@@ -278,10 +294,15 @@ def _read_precision(found: Findings, adapter: str | None, engine: str | None) ->
 def _read_frozen(found: Findings) -> None:
     """Set what is frozen: all but parameters whose names match `unfrozen_parameters`."""
     section, key = found.section, "unfrozen_parameters"
-    allowed = "patterns of names without + and commas"
-    patterns = texts(section, key, allowed)
-    if any(set(pattern) & set("+,") for pattern in patterns):
-        section.refuse(key, f"allowed: {allowed}")
+    allowed = f"patterns of names without commas and repeated groups, and up to {_MOST_REPEATED} repetitions"
+    patterns = [_ONE_OR_MORE.sub(r"\1\1*", pattern) for pattern in texts(section, key, allowed)]
+    for pattern in patterns:
+        if (
+            set(pattern) & set("+,")
+            or _REPEATED_GROUP.search(pattern)
+            or len(_REPEATED.findall(pattern)) > _MOST_REPEATED
+        ):
+            section.refuse(key, f"allowed: {allowed}")
     if patterns:
         found.give("freeze", key, f"all-but:{'+'.join(patterns)}")
 

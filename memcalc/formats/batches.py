@@ -66,7 +66,9 @@ def _share(given: Mapping[str, Any], values: dict[str, Value]) -> None:
     if replicas is None or not ranks or "shard_group" in given:
         return
     if ranks % replicas.value:
-        raise InputError(f"{replicas.where} {replicas.value}: does not divide dp·cp = {ranks}; allowed: a divisor")
+        gpus = _of("gpus", given, values) or 1
+        why = f"leaves dp·cp = {ranks}, which {replicas.where} {replicas.value} does not divide"
+        raise InputError(f"--gpus {gpus}: {why}; allowed: a multiple of {replicas.value * _degrees(given, values)}")
     if replicas.value > 1:
         values["shard_group"] = Value(ranks // replicas.value, f"{replicas.where} {replicas.value}", replicas.is_given)
 

@@ -17,8 +17,8 @@ from memcalc.formats.deepspeed_names import (
     NOT_MODELLED,
     OFFLOAD_KEYS,
     OPTIMIZERS,
-    OWN_OPTIMIZERS,
     PRECISION_KEYS,
+    REMOVED,
     SECTIONS,
     ZERO_IGNORED,
     ZERO_KEYS,
@@ -35,6 +35,7 @@ _SIZES: Final = {
     "sub_group_size": "sub_group_size",
 }
 """A key of zero_optimization -> the option that has its elements."""
+_GONE: Final = "DeepSpeed 0.19 has it no more, and refuses the key"
 _OF_STAGES: Final = {"reduce_bucket_size": (1, 2, 3)}
 """The stages that use a size; the others are stage 3's."""
 
@@ -238,8 +239,6 @@ def _optimizer(top: Section, *, offloads: bool) -> dict[str, Value]:
     fp16 = top.section("fp16")
     if optimizer in ("lamb", "onebit-lamb") and fp16.flag("enabled") and fp16.number("loss_scale"):
         fp16.refuse("loss_scale", f"DeepSpeed refuses a static loss scale with {kind}; allowed: 0")
-    if optimizer in OWN_OPTIMIZERS and params.text("comm_backend_name") not in (None, "nccl"):
-        params.refuse("comm_backend_name", "signs that another library sends are not modelled; allowed: nccl")
     out = {"optimizer": section.value("type", optimizer)}
     if params.flag("torch_adam") and not offloads:
         out["optimizer_implementation"] = _implementation_of_torch(params, params.where("torch_adam"))
@@ -257,7 +256,7 @@ def _implementation_of_torch(params: Section, where: str) -> Value:
 
 
 def _parallel(top: Section) -> dict[str, Value]:
-    """Return the ranks that share a sequence (Ulysses), and those that share experts (AutoEP)."""
+    """Return the ranks that share a sequence (Ulysses), those that share experts (AutoEP), and linear layers (AutoTP)."""
     out: dict[str, Value] = {}
     ranks = top.whole("sequence_parallel_size", 1, 10**6)
     if ranks is not None and ranks > 1:
@@ -271,7 +270,8 @@ def _parallel(top: Section) -> dict[str, Value]:
     tensor = top.section("tensor_parallel")
     slices = tensor.whole("autotp_size", 0, 10**6)
     if slices is not None and slices > 1:
-        tensor.refuse("autotp_size", "DeepSpeed's AutoTP is not modelled; allowed: 0, 1")
+        out["tp"] = tensor.value("autotp_size", slices)
+        out["autotp"] = tensor.value("autotp_size", True)
     return out
 
 
@@ -310,6 +310,8 @@ def _zero_notes(top: Section, zero: Section, stage: int, *, offloads: bool) -> I
     if offloads and top.section("optimizer").section("params").flag("torch_adam"):
         where = top.where("optimizer.params.torch_adam")
         yield f"{where} true: on the host DeepSpeed's own Adam is estimated; torch's has the same states"
+    if offloads and "optimizer" not in top and top.flag("zero_force_ds_cpu_optimizer") is False:
+        yield f"{top.where('zero_force_ds_cpu_optimizer')} false: DeepSpeed's own Adam is estimated on the host all the same"
     for key, default, used in NOT_MODELLED:
         value = zero.raw(key)
         if stage in used and value not in (None, "auto", default):
@@ -346,6 +348,10 @@ def _notes(top: Section) -> Iterator[str]:
     if top.section("torch_autocast").flag("enabled"):
         top.section("torch_autocast").refuse("enabled", "is not modelled with DeepSpeed; allowed: false")
     yield from _notes_of_experts(top.section("expert_parallel"))
+    backend = top.section("optimizer").section("params").text("comm_backend_name")
+    if backend not in (None, "nccl"):
+        where = top.where("optimizer.params.comm_backend_name")
+        yield f"{where} {one_line(backend)}: signs are counted as sent by NCCL, without buffers of the host"
     if top.section("flops_profiler").flag("enabled"):
         yield f"{top.where('flops_profiler.enabled')} true: the profiled step keeps more and is slower; not modelled"
     if top.section("compile").flag("deepcompile"):
@@ -356,7 +362,10 @@ def _notes(top: Section) -> Iterator[str]:
     if top.section("elasticity").flag("enabled"):
         yield f"{top.where('elasticity')}.enabled true: the batch that it chooses is not modelled; give --global-batch-size"
     if top.section("compression_training").content:
-        yield f"{top.where('compression_training')}: is not modelled"
+        yield f"{top.where('compression_training')}: is not modelled; {_GONE}"
+    for key in REMOVED:
+        if top.section(key).flag("enabled"):
+            yield f"{top.where(key)}.enabled true: is not modelled; {_GONE}"
     if "sparse_attention" in top:
         top.refuse("sparse_attention", "is not modelled; allowed: without it")
     kind = top.text("communication_data_type")

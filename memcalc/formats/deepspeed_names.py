@@ -24,7 +24,7 @@ IGNORED: Final = (
     "checkpoint", "load_universal_checkpoint", "use_node_local_storage", "dataloader_drop_last", "disable_allgather",
     "disable_python_gc", "vocabulary_size", "log_level", "hybrid_engine", "autotuning", "pipeline", "timers", "comms_config",
     "seq_parallel_communication_data_type", "use_data_before_expert_parallelism", "weight_quantization",
-    "zero_optimization_stage", "seed", "datastates_ckpt", "eigenvalue", "progressive_layer_drop", "quantize_training",
+    "zero_optimization_stage", "seed", "datastates_ckpt", "eigenvalue",
     "managed_gradient_accumulation", "expert_parallel", "train_iters", "local_rank", "fp32_allreduce", "profile_backward",
     "_comment", "comment", "zero_allow_comm_data_type_fp32",
 )  # fmt: skip
@@ -33,6 +33,8 @@ PRECISION_KEYS: Final = (
     "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads", "bf16_master_weights_and_grads",
     "bf16_optimizer_states", "immediate_grad_update", "check_grad_overflow", "fp16_scale_tolerance", "fp16_opt_level",
 )  # fmt: skip
+REMOVED: Final = ("progressive_layer_drop", "quantize_training")
+"""Sections of older versions, which change what a step computes."""
 SECTIONS: Final = (
     "activation_checkpointing", "amp", "torch_autocast", "flops_profiler", "compile", "curriculum_learning",
     "data_efficiency", "elasticity", "compression_training", "sparse_attention", "data_types", "tensor_parallel",

@@ -49,7 +49,6 @@ _SAID: Final = frozenset({
 })  # fmt: skip
 """The options that the file says, or that follow from those."""
 _OF_OPTIMIZER: Final = ("optimizer", "optimizer_implementation")
-_AUTO_TP: Final = "tensor_parallel.autotp_size, which this version does not write"
 _WHY: Final[Mapping[str, str]] = {
     "gpus": "the launcher starts the processes (deepspeed --num_gpus, torchrun)",
     "compression_phase": "a run has both: the optimizer's freeze_step (var_freeze_step) is the first of the second one",
@@ -73,9 +72,8 @@ def write(setup: Setup, model: Model) -> Written:
         **({} if setup.nvme_threads in (None, 1) else {"aio": {"intra_op_parallelism": setup.nvme_threads}}),
         **_ranks(setup),
     }
-    said = {*_SAID, *(_OF_OPTIMIZER if "optimizer" in content else ())}
-    why = {**_WHY, **dict.fromkeys(("tp", "autotp"), _AUTO_TP)} if setup.autotp else _WHY
-    return Written(json.dumps(content, indent=2) + "\n", unsaid(setup, model, said, {}, why))
+    said = {*_SAID, *(_OF_OPTIMIZER if "optimizer" in content else ()), *(("tp", "autotp") if setup.autotp else ())}
+    return Written(json.dumps(content, indent=2) + "\n", unsaid(setup, model, said, {}, _WHY))
 
 
 def _batches(setup: Setup) -> dict[str, int]:
@@ -141,10 +139,12 @@ def _zero(setup: Setup) -> dict[str, Any]:
 
 
 def _ranks(setup: Setup) -> dict[str, Any]:
-    """Return the ranks that share a sequence (Ulysses) and those that share experts (AutoEP)."""
+    """Return the ranks that share a sequence (Ulysses), experts (AutoEP) and linear layers (AutoTP)."""
     keys: dict[str, Any] = {}
     if setup.cp > 1:
         keys["sequence_parallel_size"] = setup.cp
     if setup.ep > 1:
         keys["expert_parallel"] = {"enabled": True, "autoep_size": setup.ep}
+    if setup.autotp:
+        keys["tensor_parallel"] = {"autotp_size": setup.tp}
     return keys

@@ -10,8 +10,8 @@ from typing import Final
 
 from memcalc.formats.found import Found
 from memcalc.formats.section import Section
-from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, read_adapters
-from memcalc.formats.trainer_additions import read_noise
+from memcalc.formats.trainer_adapters import BY_NAME, Adapters, give_eight_bits, give_quantized, read_adapters
+from memcalc.formats.trainer_additions import note_tf32, read_noise
 from memcalc.formats.trainer_args import NOTED, REFUSED, read_accelerator, read_batch, read_optimizer_of
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, modules, name, refuse_misspelt
 from memcalc.formats.trainer_fsdp import read_fsdp
@@ -29,7 +29,7 @@ _MEGATRON: Final = {
     "virtual_pipeline_model_parallel_size": "virtual_stages",
 }
 _ADAPTERS: Final = Adapters(
-    "lora_rank", "lora_target", "additional_target", "use_dora", 8, "all-linear", 0.0, every="all"
+    "lora_rank", "lora_target", "additional_target", "use_dora", 8, BY_NAME, 0.0, every="all", every_means=BY_NAME
 )
 _MATTER: Final = (
     "finetuning_type", "cutoff_len", "lora_rank", "lora_target", "quantization_bit", "quantization_type", "pure_bf16",
@@ -102,6 +102,7 @@ def read_llama_factory(section: Section) -> Found:
     _read_attention(found)
     _read_liger(found, stage)
     read_noise(found)
+    note_tf32(found)
     found.note_each(NOTED | _NOTED)
     return found.found()
 

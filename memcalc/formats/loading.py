@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
@@ -15,8 +17,15 @@ from memcalc.units import MIB
 _MOST: Final = 1 * MIB
 """The bytes of the largest file that is read: these files are written by hand, and have some KiB."""
 _DEEPEST: Final = 64
-_VALUES: Final = 100_000
+_VALUES: Final = 20_000
 """The values of a file, each reference to another place of it counted with all that it refers to."""
+
+_DIGITS: Final = 4300
+"""The most digits of a number, Python's own limit for decimal ones."""
+
+_DOTS: Final = re.compile(r"""[\w"'-][ \t]*\.[ \t]*(?=[\w"'-])""")
+"""A dot between two parts of a TOML key."""
+_PARTS: Final = re.compile(r"[^\w.\s\"'-]+")
 
 
 def load(option: str, source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -71,18 +80,48 @@ def yaml_values(text: str) -> Any:
     import yaml as library
 
     yaml: Any = library  # its stubs leave out types
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = _with_bounded_merges(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     try:
         depth = 0  # read without recursion first: the composer of C code has no limit of its own
         for events, event in enumerate(yaml.parse(text, Loader=loader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST or events > _VALUES:
                 raise ValueError("too deep or too large")
+            if isinstance(event, yaml.ScalarEvent) and len(event.value) > _DIGITS and _is_number(event):
+                raise ValueError(f"line {event.start_mark.line + 1}: a number of thousands of digits")
         return yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise ValueError(_yaml_problem(error)) from None
     except (TypeError, AttributeError, KeyError) as error:  # a key that is a list, a value that a tag does not take
         raise ValueError(one_line(error)) from None
+
+
+@cache
+def _with_bounded_merges(loader: Any) -> Any:
+    """Return a loader that copies up to `_VALUES` keys for merge keys ("<<: *other"), each of which copies whole mappings."""
+    merge = "tag:yaml.org,2002:merge"
+
+    class Bounded(loader):  # type: ignore[misc]
+        copied = 0
+
+        def flatten_mapping(self, node: Any) -> None:
+            for key, value in node.value:
+                if key.tag != merge:
+                    continue
+                for one in value.value if value.id == "sequence" else [value]:
+                    if one.id == "mapping":
+                        self.flatten_mapping(one)
+                        self.copied += len(one.value)
+                    if self.copied > _VALUES:
+                        raise ValueError("too deep or too large")
+            loader.flatten_mapping(self, node)
+
+    return Bounded
+
+
+def _is_number(event: Any) -> bool:
+    """Tell whether a scalar may be a number; one in base 60 takes a time that grows with the square of its length."""
+    return bool(event.tag or event.implicit[0]) and event.value[:1] in (*"+-.0123456789",)
 
 
 def _yaml_problem(error: Exception) -> str:
@@ -95,6 +134,9 @@ def _yaml_problem(error: Exception) -> str:
 def _toml(text: str) -> Any:
     import tomllib
 
+    for number, line in enumerate(text.splitlines(), 1):  # a key of n parts takes a time that grows with n's square
+        if line.count(".") > _DEEPEST and any(len(_DOTS.findall(part)) > _DEEPEST for part in _PARTS.split(line)):
+            raise ValueError(f"line {number}: too deep or too large")
     return tomllib.loads(text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -13,7 +13,10 @@ from memcalc.formats.deepspeed import Others
 from memcalc.formats.found import ACCUMULATION, REPLICAS, Found, Value
 from memcalc.formats.fsdp1_together import with_fsdp1_where_modelled
 from memcalc.formats.loading import load
+from memcalc.formats.model_together import with_what_the_model_has
+from memcalc.formats.optimizers_together import with_optimizer_of_engine
 from memcalc.formats.quantized_shards import check_flat, with_adapters_as_cast
+from memcalc.formats.stand_ins_together import with_stand_ins
 from memcalc.formats.together import (
     with_loss_of_engine,
     with_precision_of_engine,
@@ -30,6 +33,8 @@ _WINNERS: Final = {
     "precision": "training_args",  # TrainingArguments sets accelerate's own variable
 }
 """An option of which two files may say different things -> the one that its tools use."""
+_GIVES_WAY: Final = ("optimizer_implementation", "attention", "kernels", "cross_entropy")
+"""The options of files that give way where the engine or the model has nothing like them."""
 _MATCHED: Final = ("micro_batch_size", ACCUMULATION)
 """The options that the Trainer compares with a DeepSpeed file's (transformers/integrations/deepspeed.py, fill_match)."""
 _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -42,8 +47,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size",
         "nvme_optimizer_buffer_count", "nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu", "nvme_threads",
         "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-        "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook",
+        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook", "autotp",
     ),
     "offload_optimizer": ("nvme_optimizer_buffer_count",),
     "offload_params": ("nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu"),
@@ -86,13 +90,41 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     check_flat(given, said)
     said, of_fsdp1 = with_fsdp1_where_modelled(model, given, said)
     said = with_adapters_as_cast(given, said)
+    said, of_optimizer = with_optimizer_of_engine(given, said, _of_deepspeed_file(files))
+    said, stand_ins = with_stand_ins(model, given, said)
     said, left_out = without_what_is_not_modelled(given, said)
+    said, of_model = with_what_the_model_has(model, given, said)
     said, loss = with_loss_of_engine(model, given, said)
     said, additions = without_unmodelled_additions(model, given, said)
     found, origins = with_batches(given, said)
-    every = (note for one in files for note in one.found.notes)
-    notes = tuple(dict.fromkeys([*every, *of_fsdp1, *left_out, *loss, *additions]))
+    of_gpus = _of_gpus(files, given)
+    every = _of_what_counts((note for one in files for note in one.found.notes), _said(files, given), said)
+    notes = tuple(
+        dict.fromkeys([*every, *of_fsdp1, *of_optimizer, *stand_ins, *left_out, *of_model, *loss, *additions, *of_gpus])
+    )
     return model, {**found, **given}, FromFiles(origins, notes)
+
+
+def _of_what_counts(notes: Iterable[str], before: Mapping[str, Value], after: Mapping[str, Value]) -> Iterator[str]:
+    """Yield the notes of files, without those on how a value is counted that has given way to another."""
+    gone = tuple(f"{before[name].where} " for name in _GIVES_WAY if name in before and name not in after)
+    for note in notes:
+        if not note.startswith(gone):
+            yield note
+
+
+def _of_gpus(files: list[Read], given: Mapping[str, Any]) -> list[str]:
+    """Return a note on degrees of a file that make another number of GPUs than is given."""
+    says = next((one.found.options.get("gpus") for one in files if one.option == "torchtitan"), None)
+    if says is None or given.get("gpus") in (None, says.value):
+        return []
+    return [f"{says.where}: the degrees make {says.value} GPUs; --gpus {one_line(given['gpus'])} replaces them"]
+
+
+def _of_deepspeed_file(files: list[Read]) -> Mapping[str, Value]:
+    """Return what a DeepSpeed file says; nothing without one."""
+    found = [one.found.options for one in files if one.option == "deepspeed"]
+    return found[0] if found else {}
 
 
 def _read_all(sources: Mapping[str, Any], given: Mapping[str, Any], model: Any) -> list[Read]:
@@ -101,7 +133,7 @@ def _read_all(sources: Mapping[str, Any], given: Mapping[str, Any], model: Any) 
     waiting = dict(sources)
     for option in FILES:
         if option in waiting and option != "deepspeed":
-            one = _of_megatron(waiting[option], model) if option == "megatron_args" else _read(option, waiting[option])
+            one = _of_option(option, waiting[option], model)
             files.append(one)
             for name, value in one.found.files.items():
                 if name not in waiting:
@@ -113,7 +145,16 @@ def _read_all(sources: Mapping[str, Any], given: Mapping[str, Any], model: Any) 
     return files
 
 
-def _read(option: str, source: Any, *others: Others) -> Read:
+def _of_option(option: str, source: Any, model: Any) -> Read:
+    """Return what the file of an option says beside the given model, if there is one."""
+    if option == "megatron_args":
+        return _of_megatron(source, model)
+    if option == "torchtitan" and model is not None:
+        return _read(option, source, _loaded(model))
+    return _read(option, source)
+
+
+def _read(option: str, source: Any, *others: Others | Model) -> Read:
     """Return what a file, or the mapping of one, says."""
     if not isinstance(source, (str, os.PathLike, Mapping)):
         raise InputError(f"{option_name(option)} {one_line(source)}: allowed: a path, or the parsed mapping")
@@ -155,9 +196,9 @@ def _beside(named: Value, folder: Path) -> str:
         path = parent / named.value
         if path.is_file():
             return str(path)
+    instead = ", or --deepspeed FILE in its place" if "deepspeed" in named.where.rpartition(": ")[2] else ""
     raise InputError(
-        f"{named.where} {one_line(named.value)}: no such file; allowed: a path from the working directory, or "
-        "--deepspeed FILE in its place"
+        f"{named.where} {one_line(named.value)}: no such file; allowed: a path from the working directory{instead}"
     )
 
 

@@ -77,13 +77,9 @@ def _left_out(options: Mapping[str, Any]) -> Iterator[_LeftOut]:
             ("kernels", "liger", "cross_entropy"),
             "Liger's kernels are not modelled under autocast; transformers' are counted, which keep more",
         )
-    clips = options.get("clip_grad_norm")
-    trains_more = options.get("modules_to_save") or options.get("lora_bias") not in (None, "none")
-    adapters, base = options.get("adapter_dtype", "fp32"), options.get("precision")
-    if clips and options.get("lora_rank") and trains_more and base in ("bf16", "fp16") and adapters != base:
+    if options.get("autotp"):
         yield _LeftOut(
-            ("clip_grad_norm",),
-            "clipping is not modelled beside trained modules of another dtype; it adds single numbers",
+            ("clip_grad_norm",), "clipping is not modelled with AutoTP, and left out; it adds single numbers"
         )
 
 

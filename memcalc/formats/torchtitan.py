@@ -17,6 +17,7 @@ from memcalc.formats.torchtitan_degrees import Degrees, degrees_of
 from memcalc.formats.torchtitan_models import NAMES, TitanModel, flavors, titan_model
 from memcalc.formats.torchtitan_notes import notes_of
 from memcalc.formats.torchtitan_pipeline import batches, stages
+from memcalc.inputs.model import Model
 
 _DTYPES: Final = ("float32", "bfloat16")
 _MODES: Final = ("none", "full", "selective", "memory_budget")
@@ -30,6 +31,8 @@ _REFUSED: Final = {
     "torchtitan's has FlexAttention",
     "flux": "makes images, which is not modelled",
 }
+_REFUSED_WITH_ANY: Final = ("flux",)
+"""Those whose step is no language model's."""
 
 
 class _Model(NamedTuple):
@@ -52,20 +55,24 @@ class _Part(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def read(file: str, content: Mapping[str, Any]) -> Found:
-    """Return what torchtitan's TOML says of a setup. Raises InputError that names the key."""
+def read(file: str, content: Mapping[str, Any], other: Model | None = None) -> Found:
+    """Return what torchtitan's TOML says of a setup. Raises InputError that names the key.
+
+    `other`: the model that is given in place of the file's, of which only the step is then read.
+    """
     config = TitanConfig(file, content)
     seq_len = config.whole(2048, "training.seq_len")
-    model = _model(config, seq_len.value)
+    model = _model(config, seq_len.value) if other is None else _replaced(config, other)
     added = config.unknown_keys()
     if content and not _is_of_torchtitan(content, added):
         raise InputError(f"--torchtitan {file}: has no key of torchtitan's; expected its TOML")
     degrees = degrees_of(config, has_experts=model.titan is None or model.titan.experts)
+    layers = model.layers if other is None else other.layers
     parts = [
         _sharding(config, degrees),
         _precision(config, degrees),
-        _batch(config, degrees, model.layers),
-        _recomputation(config, degrees, model.layers),
+        _batch(config, degrees, layers),
+        _recomputation(config, degrees, layers),
         _optimizer(config, degrees),
     ]
     options: dict[str, Value] = {"seq_len": seq_len}
@@ -104,11 +111,23 @@ def _model(config: TitanConfig, seq_len: int) -> _Model:
         note = f"{section.where('name')} {given} {flavor} is a model of {custom.text(key)}: --model has to name it"
         return _Model(None, None, (note,))
     if titan is None and name not in NAMES:
-        section.refuse("name", f"is not modelled; allowed: {', '.join(NAMES)}")
+        section.refuse("name", f"is not modelled; allowed: {', '.join(NAMES)}; or --model in its place")
     if titan is None:
-        section.refuse("flavor", f"not one of {name}'s; allowed: {', '.join(flavors(name))}")
+        allowed = ", ".join(flavors(name))
+        section.refuse("flavor", f"not one of {name}'s; allowed: {allowed}; or --model in its place")
     value = section.value("flavor", titan.config) if "flavor" in section else section.default("flavor", titan.config)
     return _Model(value, titan, tuple(_notes_of_model(section, f"{given} {flavor}", family, titan)))
+
+
+def _replaced(config: TitanConfig, other: Model) -> _Model:
+    """Return no model: another one is given. The file's own may be one that only a fork of torchtitan has."""
+    section = config.section("model")
+    given = section.text("name") or "llama3"
+    name = _family(given)[1]
+    if name in _REFUSED_WITH_ANY:
+        section.refuse("name", f"{_REFUSED[name]}; allowed: {', '.join(NAMES)}")
+    shown = one_line(f"{given} {section.text('flavor') or 'debugmodel'}")
+    return _Model(None, None, (f"{section.where('name')} {shown}: {other.name} (--model) is estimated in its place",))
 
 
 def _family(given: str) -> tuple[str, str]:
@@ -248,6 +267,9 @@ def _recomputation(config: TitanConfig, degrees: Degrees, layers: int | None) ->
     given = section.raw("selective_ac_option")
     option = "2" if given is None else str(given).strip()
     decides = mode if given is None else section.value("selective_ac_option", option)
+    if option == "op" and degrees.ep.value > 1:
+        kept = "is not modelled with expert parallelism; no recomputation is counted, which keeps more"
+        return _Part({"recompute": decides._replace(value="none")}, (config.note(decides, kept),))
     if option == "op":
         return _Part({"recompute": decides})
     if isinstance(given, bool) or not (option.isascii() and option.isdigit() and len(option) < 8):

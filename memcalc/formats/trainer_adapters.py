@@ -11,6 +11,9 @@ from memcalc.formats.trainer_findings import Findings, modules
 _STORAGE: Final = {"uint8": "uint8", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """transformers' names of dtypes that codes can be in (BitsAndBytesConfig), in memcalc's words. Codes in int8 and float64 are not
 modelled."""
+BY_NAME: Final = "all-linear-by-name"
+"""`--lora-targets` of a tool that looks for the linear layers itself and hands their names to peft: `all-linear`, without the
+experts that are fused parameters (memcalc.formats.model_together)."""
 
 
 class Adapters(NamedTuple):
@@ -25,6 +28,8 @@ class Adapters(NamedTuple):
     default_dropout: float
     every: str = "all-linear"
     """The tool's word for all linear layers but the head."""
+    every_means: str = "all-linear"
+    """The word's meaning: peft's own, or `BY_NAME`."""
 
 
 def read_adapters(found: Findings, keys: Adapters) -> None:
@@ -45,9 +50,11 @@ def read_adapters(found: Findings, keys: Adapters) -> None:
 
 
 def _targets(section: Section, keys: Adapters) -> str | None:
-    """Return `--lora-targets`: peft's word for all linear layers, or names."""
+    """Return `--lora-targets`: all linear layers, or names."""
     text = modules(section, keys.targets)
-    return "all-linear" if text in (keys.every, "all-linear", "all_linear") else text
+    if text == keys.every:
+        return keys.every_means
+    return "all-linear" if text in ("all-linear", "all_linear") else text
 
 
 def give_eight_bits(found: Findings, key: str, place: Section, switch: str, *, reenters: bool) -> None:

@@ -46,6 +46,19 @@ def read_noise(found: Findings) -> None:
     found.give("neftune_alpha", key, alpha)
 
 
+def note_tf32(found: Findings) -> None:
+    """Note TF32's products where some are of fp32: of all weights, or of adapters over a 16-bit base without autocast.
+
+    Source: transformers/training_args.py (torch.backends.cuda.matmul.allow_tf32).
+    """
+    options = found.options
+    precision = str(options["precision"].value) if "precision" in options else ""
+    adapters = "lora_rank" in options and not precision.endswith(("-autocast", "-mixed"))
+    in_half = "adapter_dtype" in options and options["adapter_dtype"].value != "fp32"
+    if is_on(found.section, "tf32") and (precision == "fp32" or (adapters and not in_half)):
+        found.note("tf32", "products of fp32 are timed without TF32; memory is the same")
+
+
 def _read_packing(found: Findings, *, is_sft: bool) -> None:
     """Set packed rows. With the strategy `wrapped` a row is one sequence of the whole length.
 

@@ -10,8 +10,15 @@ from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
 from memcalc.formats.section import Section
-from memcalc.formats.trainer_adapters import Adapters, give_eight_bits, give_quantized, give_storage, read_adapters
-from memcalc.formats.trainer_additions import read_additions
+from memcalc.formats.trainer_adapters import (
+    BY_NAME,
+    Adapters,
+    give_eight_bits,
+    give_quantized,
+    give_storage,
+    read_adapters,
+)
+from memcalc.formats.trainer_additions import note_tf32, read_additions
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt
 from memcalc.formats.trainer_fsdp import read_fsdp
 from memcalc.formats.trainer_kernels import read_attention, read_liger
@@ -71,6 +78,7 @@ def read_trainer_args(section: Section) -> Found:
     _read_attention(found)
     read_liger(found, ("use_liger_kernel", "use_liger"), own_loss=has_own_loss(found))
     read_additions(found, is_sft=is_trl and found.options["task"].value == "sft")
+    note_tf32(found)
     found.note_each(NOTED | _NOTED_HERE)
     return found.found()
 
@@ -162,14 +170,12 @@ def _read_precision(found: Findings, *, is_trl: bool, engine: str | None) -> Non
     give_precision(found, switch if is_switched else key, result, is_given=is_given and engine != "deepspeed")
     if adapted and quantized and is_trl and weights == "bf16":
         found.assume("adapter_dtype", "use_peft", "bf16")  # SFTTrainer and DPOTrainer cast what trains to bf16
-    elif adapted and quantized and is_trl:
-        found.notes.append(f"{section.where('use_peft')}: TRL casts adapters to bf16; they are counted in fp32")
 
 
 def _read_adapters(found: Findings, *, is_trl: bool) -> bool:
     """Set the options of adapters if the file switches them on. Tell whether it does.
 
-    A script of somebody's own that has a rank and no switch is refused: all weights or adapters are far apart.
+    A script of somebody's own that has a rank and no switch is taken to train adapters.
     """
     section = found.section
     rank = section.first("lora_r", "lora_rank")
@@ -180,12 +186,18 @@ def _read_adapters(found: Findings, *, is_trl: bool) -> bool:
     if is_on(section, "use_peft") or is_on(section, "use_lora"):
         read_adapters(found, _ADAPTERS._replace(rank=rank, targets=targets))
         return True
-    switched = any(section.raw(key) is not None for key in ("use_peft", "use_lora", "train_mode"))
-    if rank in section and not switched and not is_trl:
-        section.refuse(rank, "allowed: with use_peft or use_lora, which say whether adapters train")
-    if rank in section and not switched:
+    if rank not in section or any(section.raw(key) is not None for key in ("use_peft", "use_lora", "train_mode")):
+        return False
+    if is_trl and rank == "lora_r":  # TRL's ModelConfig has both keys
         found.note(rank, "use_peft is not set, so all weights train")
-    return False
+        return False
+    read_adapters(found, _ADAPTERS._replace(rank=rank, targets=targets, default_targets=BY_NAME))
+    where = "" if targets in section else ", at all linear layers"
+    loaded = (
+        "" if any(one in section for one in ("load_in_4bit", "load_in_8bit")) else "; --quantize nf4 is QLoRA's base"
+    )
+    found.note(rank, f"no key says whether adapters train: they are taken to{where}{loaded}")
+    return True
 
 
 def _mode(section: Section) -> str:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_findings import Findings
+from memcalc.tasks import ONLINE
 
 DTYPES: Final[dict[str, str]] = {
     "float32": "fp32", "fp32": "fp32", "float": "fp32",
@@ -82,11 +83,11 @@ def combined(
 def give_precision(found: Findings, key: str, result: Precision, *, is_given: bool) -> None:
     """Set the precision and the base's dtype, which `key` gives (or its default).
 
-    A 16-bit base under autocast is not modelled with a reference model: the base is counted without autocast then, which keeps
-    as much or more.
+    A 16-bit base under autocast is not modelled with a task that generates: the base is counted without autocast then, which
+    keeps as much or more.
     """
     task = found.options.get("task")
-    if result.base_dtype is not None and task is not None and task.value in ("dpo", "kto"):
+    if result.base_dtype is not None and task is not None and task.value in ONLINE:
         result = Precision(result.base_dtype, note=f"autocast over a base in {result.base_dtype} is counted without it")
     for option, value in (("precision", result.precision), ("base_dtype", result.base_dtype)):
         if value is not None:

@@ -14,6 +14,12 @@ from memcalc.formats.section import Section
 from memcalc.formats.trainer_args import MODEL, read_trainer_args
 from memcalc.formats.trainer_findings import OPTION
 from memcalc.formats.trainer_keys import BATCH, KNOWN, RECOMPUTE
+from memcalc.formats.trainer_unknown import (
+    AXOLOTL,
+    TRAINER,
+    refuse_what_llama_factory_does_not_know,
+    with_unknown_noted,
+)
 
 _AXOLOTL: Final = ("base_model", "sequence_len", "base_model_config")
 _LLAMA_FACTORY: Final = ("finetuning_type", "cutoff_len", "freeze_trainable_layers", "quantization_bit")
@@ -27,12 +33,13 @@ def read(file: str, content: Mapping[str, Any]) -> Found:
     section = Section(OPTION, file, content)
     _refuse_others(section)
     if any(key in section for key in _AXOLOTL) and not any(key in section for key in BATCH):
-        return read_axolotl(section)
+        return with_unknown_noted(section, read_axolotl(section), AXOLOTL)
     if any(key in section for key in _LLAMA_FACTORY):
+        refuse_what_llama_factory_does_not_know(section)
         return read_llama_factory(section)
     inner = _inner(content)
     if inner is None:
-        return read_trainer_args(section)
+        return with_unknown_noted(section, read_trainer_args(section), TRAINER)
     return _read_inner(section, inner)
 
 
@@ -67,7 +74,7 @@ def _inner(content: Mapping[str, Any]) -> str | None:
 def _read_inner(section: Section, inner: str) -> Found:
     """Return what a section of a script's own file says, with the model that another section may name."""
     part = section.section(inner)
-    found = read_trainer_args(part)
+    found = with_unknown_noted(part, read_trainer_args(part), TRAINER)
     others = [str(key) for key in section.content if key != inner]
     notes = (f"{section.where(', '.join(others))}: only {inner} is read of this file",) if others else ()
     model = found.model or _model_of(section, inner)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.inputs.options import EFFICIENCIES, Options
 from memcalc.kernels import DEFAULT_LOSS
 from memcalc.optimizers import load_optimizer
-from memcalc.tasks import OF_TRL
+from memcalc.tasks import OF_TRL, PREFERENCE
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -80,7 +80,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "lora_targets": "default",
         "lora_dropout": 0.0,
         "lora_bias": "none",
-        "adapter_dtype": "bf16" if setup.task == "sft" and setup.quantize != "none" else "fp32",
+        "adapter_dtype": "bf16" if setup.task in ("sft", *PREFERENCE) and setup.quantize != "none" else "fp32",
         "input_require_grads": _input_require_grads(setup, model),
         "quantize_storage": setup.compute_dtype.name if setup.engine == "fsdp2" else "uint8",
         "quantize_compute_dtype": None if setup.quantize == "int8" else setup.precision.split("-")[0],

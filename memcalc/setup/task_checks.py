@@ -16,8 +16,7 @@ _MODELLED: Final = ("pretrain", *OF_TRL)
 _ENGINES: Final = ("none", "ddp", "deepspeed")
 _HEAD: Final = "chunked"
 _ALONE: Final[Mapping[str, object]] = {
-    "quantize": "none", "base_dtype": None, "prepare_kbit_training": False, "offload_optimizer": "none",
-    "offload_params": "none", "dora": False, "modules_to_save": None,
+    "offload_optimizer": "none", "offload_params": "none", "dora": False,
 }  # fmt: skip
 """The options that a task is not checked with, and the values that switch them off."""
 
@@ -124,23 +123,25 @@ def _check_targets(options: Options, model: Model) -> None:
 
 
 def with_adapters_of_trl(options: Options) -> Options:
-    """Return the options with adapters in bf16 where SFTTrainer casts them: over a quantised base (trl/trainer/sft_trainer.py).
+    """Return the options with adapters in bf16 where TRL's trainers cast them: over a quantised base
+    (trl/trainer/sft_trainer.py, dpo_trainer.py, kto_trainer.py).
 
     Raise InputError for other adapters there, and for a base of another dtype.
     """
-    if options.task != "sft" or options.quantize == "none" or not options.lora_rank:
+    task = options.task
+    if task not in ("sft", *PREFERENCE) or options.quantize == "none" or not options.lora_rank:
         return options
     kind, base = options.quantize, base_dtype_name(options)
     if base != "bf16":
-        why = f"with --task sft, whose trainer casts adapters to bf16, over a base of {base}"
+        why = f"with --task {task}, whose trainer casts adapters to bf16, over a base of {base}"
         refuse("quantize", kind, f"{why} {NOT_YET}with --precision bf16 or bf16-mixed, or --base-dtype bf16")
     if options.adapter_dtype not in (None, "bf16"):
-        why = "with --task sft over a quantised base, where the trainer casts adapters to bf16"
+        why = f"with --task {task} over a quantised base, where the trainer casts adapters to bf16"
         refuse("adapter_dtype", options.adapter_dtype, f"{why}; allowed: bf16")
     if options.dora:
-        refuse("dora", options.dora, f"with --task sft over a quantised base {NOT_YET}off")
+        refuse("dora", options.dora, f"with --task {task} over a quantised base {NOT_YET}off")
     if options.prepare_kbit_training:
-        refuse("prepare_kbit_training", True, "TRL does not call it; allowed with --task sft: off")
+        refuse("prepare_kbit_training", True, f"TRL does not call it; allowed with --task {task}: off")
     return options._replace(adapter_dtype="bf16")
 
 

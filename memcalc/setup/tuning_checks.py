@@ -21,6 +21,10 @@ _UNCHECKED: Final = (
 )
 
 
+_OF_TWO_DTYPES: Final = ("adam", "adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit")
+"""The optimizers whose steps over fp32 adapters and 16-bit modules together are compared with the real ones."""
+
+
 def check_tuning(options: Options, engine: str, precision: str, model: Model | None) -> None:
     """Raise InputError for engines and axes that frozen weights are not modelled for, and for adapters that nobody
     makes."""
@@ -55,9 +59,8 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
                 refuse(other, getattr(options, other), f"{why} {NOT_YET}{only}, {rest}")
     if options.lora_rank:
         _check_dtype(options, engine, precision)
-    if options.base_dtype is not None and (options.dora or options.modules_to_save is not None):
-        other = "--dora" if options.dora else "--modules-to-save"
-        refuse("base_dtype", options.base_dtype, f"with {other} {NOT_YET}leave it out")
+    if options.base_dtype is not None and options.dora:
+        refuse("base_dtype", options.base_dtype, f"with --dora {NOT_YET}leave it out")
 
 
 def _adapts_mlp(model: Model | None) -> bool:
@@ -112,12 +115,13 @@ def _check_two_dtypes(options: Options, engine: str, precision: str, base: str) 
         return
     name = f"--lora-bias {options.lora_bias}" if biases else f"--modules-to-save {options.modules_to_save}"
     beside = f"beside trained {'biases' if biases else 'modules'} of {base}"
-    if engine == "ddp":
-        refuse("adapter_dtype", "fp32", f"{beside} with engine ddp {NOT_YET}{base}")
+    if engine == "ddp" and (precision.endswith("-mixed") or options.comm_hook is not None):
+        how = f"precision {precision}" if options.comm_hook is None else f"--comm-hook {options.comm_hook}"
+        refuse("adapter_dtype", "fp32", f"{beside} with engine ddp and {how} {NOT_YET}{base}")
     if engine == "deepspeed" or precision.endswith("-mixed"):
         return
-    if options.optimizer not in ("adam", "adamw") or options.clip_grad_norm:
-        how = "--clip-grad-norm" if options.clip_grad_norm else f"--optimizer {options.optimizer}"
+    if options.optimizer not in _OF_TWO_DTYPES:
+        how = f"--optimizer {options.optimizer}"
         refuse("adapter_dtype", "fp32", f"{beside} ({name}) with {how} {NOT_YET}{base}")
 
 

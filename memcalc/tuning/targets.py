@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.errors import one_line
 from memcalc.families.base.linear_modules import linear_modules
 from memcalc.families.base.module import looks_tokens_up
 from memcalc.inputs.options import NOT_YET, refuse
@@ -40,7 +41,9 @@ def adapted_by(model: Model, targets: str, rank: int) -> Mapping[Place, LinearCa
     chosen = {place: call for place, call in found.items() if any(_matches(place, name) for name in names)}
     for name in names:
         if not any(_matches(place, name) for place in chosen):
-            refuse("lora_targets", targets, f"{name} is no linear layer of this model; allowed: {_some(found)}")
+            refuse(
+                "lora_targets", targets, f"{one_line(name)} is no linear layer of this model; allowed: {_some(found)}"
+            )
     return chosen
 
 

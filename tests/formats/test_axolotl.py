@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memcalc.errors import InputError
 from memcalc.formats import axolotl
 from memcalc.formats.found import ACCUMULATION, Found
+from memcalc.formats.trainer_adapters import BY_NAME
 from memcalc.formats.training_args import read
 from memcalc.inputs.options import check_options
 
@@ -91,7 +92,7 @@ def test_precision() -> None:
 
 def test_adapters() -> None:
     got = of(**LORA, lora_dropout=0.05, peft_use_dora=True, lora_modules_to_save=["embed_tokens"])
-    assert (got["lora_rank"], got["lora_targets"], got["lora_dropout"]) == (16, "all-linear", 0.05)
+    assert (got["lora_rank"], got["lora_targets"], got["lora_dropout"]) == (16, BY_NAME, 0.05)
     assert got["dora"] is True and got["modules_to_save"] == "embed_tokens"
     named = of(adapter="lora", lora_r=8, lora_target_modules=["q_proj", "v_proj"])
     assert named["lora_targets"] == "q_proj,v_proj"
@@ -194,7 +195,9 @@ def test_recomputation() -> None:
 
 def test_frozen_weights() -> None:
     assert of(unfrozen_parameters=["^lm_head.weight$", "norm"])["freeze"] == "all-but:^lm_head.weight$+norm"
-    assert "without +" in refusal(unfrozen_parameters=["layers.4[4-9]+.mlp"])
+    assert of(unfrozen_parameters=["layers.4[4-9]+.mlp"])["freeze"] == "all-but:layers.4[4-9][4-9]*.mlp"
+    for pattern in ("(a|b)+x", "(.*)*x", ".*.*.*.*x", "a,b"):
+        assert "repeated groups" in refusal(unfrozen_parameters=[pattern])
 
 
 def test_keys_that_axolotl_does_not_know_are_dropped_but_not_misspelt_ones() -> None:

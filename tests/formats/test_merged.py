@@ -255,10 +255,6 @@ def test_files_that_contradict_each_other_are_refused() -> None:
     ("training_args", "words"),
     [
         ({"dtype": "float32", "use_liger_kernel": True}, "Liger's kernels are not modelled under autocast"),
-        (
-            {"use_peft": True, "lora_r": 4, "lora_modules_to_save": ["lm_head"], "dtype": "bfloat16", "bf16": False},
-            "clipping is not modelled beside trained modules",
-        ),
     ],
 )
 def test_what_is_not_modelled_beside_the_rest_is_left_out_with_a_note(
@@ -269,9 +265,10 @@ def test_what_is_not_modelled_beside_the_rest_is_left_out_with_a_note(
     assert any(words in note for note in report.to_dict()["notes"]), report.to_dict()["notes"]
 
 
-def test_clipping_beside_trained_modules_of_the_adapters_dtype() -> None:
+def test_clipping_beside_trained_modules() -> None:
     lora = {"use_peft": True, "lora_r": 4, "lora_modules_to_save": ["lm_head"], "dtype": "bfloat16", "bf16": False}
     content = {"per_device_train_batch_size": 2, **lora}
+    assert setup_of(training_args=content).clip_grad_norm is True
     assert setup_of(training_args=content, adapter_dtype="bf16").clip_grad_norm is True
 
 

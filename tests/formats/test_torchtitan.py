@@ -165,7 +165,9 @@ def test_replicas_of_open_shards() -> None:
     assert (got[REPLICAS], got.get("shard_group")) == (4, None)
     setup = memcalc.estimate(gpus=32, torchtitan=content).setup
     assert (setup.dp, setup.shard_group) == (16, 8)
-    with pytest.raises(InputError, match="data_parallel_replicate_degree 4: does not divide"):
+    with pytest.raises(
+        InputError, match=r"--gpus 6: leaves dp·cp = 6, which .*data_parallel_replicate_degree 4 does not divide"
+    ):
         memcalc.estimate(gpus=6, torchtitan=with_keys("parallelism", data_parallel_replicate_degree=4))
 
 

@@ -361,7 +361,6 @@ def test_a_section_of_a_scripts_own_file() -> None:
         ({"optim": "galore_adamw", "optim_args": "rank=64"}, "rank=128"),
         ({"optim": "grokadamw"}, "grokadamw"),
         ({"use_cpu": True}, "GPUs"),
-        ({"lora_rank": 8}, "use_peft or use_lora"),
         ({"use_peft": True, "lora_target_modules": [".*q_proj$"]}, "patterns"),
         ({"load_in_4bit": True, "load_in_8bit": True}, "contradicts"),
         ({"dtype": "int8"}, "bfloat16"),

@@ -230,8 +230,6 @@ def test_pretraining_is_as_it_was() -> None:
             {"task": "dpo"},
             "for a bloom whose hidden_dropout is not 0",
         ),
-        (LLAMA, {"task": "dpo", "lora_rank": 4, "quantize": "nf4"}, "--quantize nf4: with --task dpo is not modelled"),
-        (LLAMA, {"task": "dpo", "lora_rank": 4, "base_dtype": "bf16"}, "--base-dtype bf16: with --task dpo is not"),
         (LLAMA, {"task": "ppo"}, "--task ppo: is not modelled by this version; allowed: pretrain, sft, dpo"),
         (LLAMA, {"task": "rlhf"}, "--task rlhf: allowed: pretrain, sft, dpo, kto, ppo, grpo"),
     ],

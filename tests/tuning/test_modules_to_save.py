@@ -186,8 +186,11 @@ def test_trained_biases_beside_fp32_adapters() -> None:
             {"modules_to_save": "lm_head", "optimizer": "sgd"},
             "--adapter-dtype fp32: beside trained modules of bf16 (--modules-to-save lm_head) with --optimizer sgd",
         ),
-        (LLAMA, {"modules_to_save": "lm_head", "clip_grad_norm": True}, "with --clip-grad-norm is not modelled"),
-        (LLAMA, {"modules_to_save": "lm_head", "engine": "ddp", "gpus": 2}, "with engine ddp is not modelled"),
+        (
+            LLAMA,
+            {"modules_to_save": "lm_head", "engine": "ddp", "gpus": 2, "precision": "bf16-mixed"},
+            "with engine ddp and precision bf16-mixed is not modelled",
+        ),
         (step_cases("mixtral")[0].fields, {"lora_targets": "q_proj", "modules_to_save": "experts"}, "experts"),
         (step_cases("bert")[0].fields, {"modules_to_save": "query"}, "for a bert is not modelled"),
         (step_cases("t5")[0].fields, {"modules_to_save": "shared"}, "for a t5 is not modelled"),

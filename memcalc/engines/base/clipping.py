@@ -8,6 +8,7 @@ so the numbers count only where a step has smaller temporaries, as a fused one.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import Dim
@@ -15,7 +16,10 @@ from memcalc.core.rows import Row
 from memcalc.layout.collectives import Collective
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memcalc.core.dtypes import DType
+    from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
@@ -45,17 +49,24 @@ def norm_over_stages(setup: Setup, dtype: DType) -> list[Collective]:
     ]
 
 
-def temporaries(model: Model, setup: Setup, dtype: DType) -> list[Row]:
+def temporaries(
+    model: Model, setup: Setup, dtype: DType, own_dtype: Callable[[Weight], DType | None] | None = None
+) -> list[Row]:
     """Return the rows of clipping at its peak, without the gradients: when the norms become one, or when a mesh axis
-    sums them."""
+    sums them. `own_dtype` tells the dtype of a gradient that is not `dtype`; the widest one is that of all norms together."""
     if not setup.clip_grad_norm:
         return []
     axes = len(_cut(setup))
     shape = (Dim("gradients", _tensors(model)),)
+    counts: Counter[DType] = Counter()
+    for weight in model.weight_classes:
+        counts[(own_dtype(weight) if own_dtype is not None else None) or dtype] += model.trained(weight)
     rows = [
-        Row("temporaries", "norm of each gradient", (), dtype, _tensors(model), _LIFE, "modelled", _SOURCE),
-        Row("temporaries", "norms of the gradients", shape, dtype, 1, _LIFE, "modelled", _SOURCE),
+        Row("temporaries", "norm of each gradient", (), kind, count, _LIFE, "modelled", _SOURCE)
+        for kind, count in counts.items()
+        if count
     ]
+    rows.append(Row("temporaries", "norms of the gradients", shape, dtype, 1, _LIFE, "modelled", _SOURCE))
     if not axes:
         return [*rows, Row("temporaries", "norm of all gradients", (), dtype, 1, _LIFE, "modelled", _SOURCE)]
     # Squares, their sums over the ranks and the roots of the sums; the next axis takes the roots.
