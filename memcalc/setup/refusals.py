@@ -265,16 +265,15 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
     if model is not None and model.support.attends_in_fp32 and str(options.precision).endswith("-mixed"):
         why = f"MixedPrecisionPolicy casts no buffers, and a {model.model_type}'s attention uses fp32 ones"
         refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, bf16, fp16")
-    if model is not None and options.tp > 1:
-        _check_tensor_parallel(options, model)
-        if options.ep == 1:
-            from memcalc.layout.expert_parallel_checks import check_split_experts
+    if max(options.tp, options.ep) > 1:
+        from memcalc.layout.expert_parallel_checks import check_expert_parallel, check_split_experts
 
-            check_split_experts(options, model)
-    if options.ep > 1:
-        from memcalc.layout.expert_parallel_checks import check_expert_parallel
-
-        check_expert_parallel(options, model)
+        if model is not None and options.tp > 1:
+            _check_tensor_parallel(options, model)
+            if options.ep == 1:
+                check_split_experts(options, model)
+        if options.ep > 1:
+            check_expert_parallel(options, model)
     if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
         why = "torch's clip_grad_norm_ cannot combine norms of two meshes, and weights that tp leaves whole are on another one"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
@@ -314,6 +313,7 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
             options.tp,
             f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
         )
+    from memcalc.layout.expert_parallel import expert_path
     from memcalc.layout.tensor_parallel import split_dims
 
     split = split_dims(program, plan)
@@ -323,8 +323,6 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
         if size % options.tp:
             why = f"{model.name} has {size} {what}, and transformers' tensor parallelism does not split one"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
-    from memcalc.layout.expert_parallel import expert_path
-
     if "moe_tp_experts" in plan.values() and options.ep == 1 and expert_path(program) is not None:
         width: int = program.experts.ffn.size
         unit = 16 // (fp32 if options.precision == "fp32" else bf16).itemsize  # check_valid_strides, GroupedMMUtils.h

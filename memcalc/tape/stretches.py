@@ -50,7 +50,7 @@ class Tape:
         """The gradients in the order in which they are ready. `block` of a Ready is an index into this list."""
         self.forward, self.backward = forward, backward
         self.raises: dict[Any, Any] = {}
-        """What engines that have been played over the events raise the stretches by (`memcalc.tape.heights`)."""
+        """Bytes that engines which have been played over the events add to the stretches (`memcalc.tape.heights`)."""
         self._joined: dict[tuple[int, int], list[int]] = {}
         self._highest: dict[tuple[int, int], list[int]] = {}
 

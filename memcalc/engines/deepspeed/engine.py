@@ -20,6 +20,7 @@ from memcalc.core.dtypes import DType, boolean, fp32, fp64
 from memcalc.core.ops.matmul import linear
 from memcalc.core.rows import Row, shard
 from memcalc.engines.base.holdings import Flush, Holdings, input_rows, state_rows, step_temporaries, weight_rows
+from memcalc.engines.deepspeed import extended
 from memcalc.engines.deepspeed.collectives import collectives, textbook
 from memcalc.engines.deepspeed.notes import NoteGradients, NoteModules
 from memcalc.engines.deepspeed.order import order_of
@@ -61,7 +62,6 @@ from memcalc.engines.deepspeed.zero_partitions import (
     owned_gradients,
     partitioned_states,
     step_of,
-    zeros,
     zeros_of,
 )
 from memcalc.engines.deepspeed.zero_ranks import joined_after_exceeding, kinds_of
@@ -71,7 +71,6 @@ from memcalc.optimizers import Parameter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.engines.deepspeed.zero1_reduction import Reducing
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
@@ -81,11 +80,7 @@ __all__ = ["collectives", "holdings", "textbook"]
 def holdings(model: Model, setup: Setup) -> Holdings:
     """Return what a rank holds. Weights are cast, buffers stay as loaded (engine.py, _cast_module_mixed_precision)."""
     stages = {0: _stage_0, 3: _stage_3}
-    stage = stages.get(setup.zero, _stages_1_2)
-    if setup.offloads and setup.zero < 3:
-        from memcalc.engines.deepspeed import extended
-
-        stage = extended.stages_1_2
+    stage = extended.stages_1_2 if setup.offloads and setup.zero < 3 else stages.get(setup.zero, _stages_1_2)
     held = with_own_optimizer(model, setup, stage(model, setup))
     return held._replace(buffer_dtype=fp32, others=tuple(one._replace(buffer_dtype=fp32) for one in held.others))
 
@@ -107,11 +102,9 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # FusedAdam counts steps in Python
         step = max(_casts(model, setup, step), key=nbytes_of)
         if setup.tp * setup.cp > 1:
-            from memcalc.engines.deepspeed.masked_norm import kept_ranges
+            from memcalc.engines.deepspeed.masked_norm import kept_ranges, masked_norm
 
             always.append(kept_ranges(model))
-            from memcalc.engines.deepspeed.masked_norm import masked_norm
-
             step = max(step, masked_norm(model), key=nbytes_of)
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
@@ -232,7 +225,9 @@ def _unvisited_2(model: Model, setup: Setup, always: list[Row], buckets: tuple[R
     assert size is not None
     owned = owned_gradients(setup, straddling_elements(model, ranks), own_elements(model, ranks))
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
-    copy = _bucket_copy(min(total, size), dtype) if ranks > 1 else []
+    from memcalc.engines.deepspeed.zero1_reduction import bucket_copy
+
+    copy = bucket_copy(min(total, size), dtype) if ranks > 1 else []
     scaled = _scaled_loss(model, setup, 2)
     # The copy is freed before the owned gradients are allocated if the last flush is the only one.
     last = [(*earlier, *buckets, scaled, *copy), (*earlier, *buckets, scaled, *owned)]
@@ -256,10 +251,10 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    from memcalc.engines.deepspeed.zero1_reduction import most_while_reducing
+    from memcalc.engines.deepspeed.zero1_reduction import most_while_reducing, rows_of
 
     own, most = most_while_reducing(model, setup)
-    reducing = _rows_of(setup, most, own_elements(model, setup.shards))
+    reducing = rows_of(setup, most, own_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
     from memcalc.engines.deepspeed.zero2_step import ZeRO1
 
@@ -281,31 +276,10 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     )
 
 
-def _rows_of(setup: Setup, most: Reducing, partition: int) -> list[Row]:
-    dtype = setup.compute_dtype
-    owned = owned_gradients(setup, most.owned, partition) if most.owned else []
-    copy = _bucket_copy(most.copies.joined, dtype) if most.copies.joined else []
-    if most.copies.cast:
-        name, life = "the bucket in the dtype that is sent", "a flush in backward"
-        copy.append(block("buffers", name, "bucket", most.copies.cast, sent_dtype(setup), life, STAGE_12))
-    return [*_rest(most.waiting, dtype), *owned, *zeros(most.zeros, dtype), *copy]
-
-
-def _rest(elements: int, dtype: DType) -> list[Row]:
-    life, name = "backward", "gradients not reduced yet"
-    return [block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
-
-
 def _scaled_loss(model: Model, setup: Setup, count: int) -> Row:
     """Return the loss over accumulation steps, and times the loss scale (engine.py, backward; base_optimizer.py)."""
     row = _numbers(count, "the loss, scaled", "backward", ENGINE)
     return row._replace(dtype=loss_in(setup.cross_entropy, model.program, setup.compute_dtype, fp32))
-
-
-def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
-    """Return the copy of the bucket that is all-reduced, if it goes to several ranks (allreduce_bucket, flatten)."""
-    name = "copy of the bucket that is reduced"
-    return [block("buffers", name, "bucket", elements, dtype, "a flush in backward", STAGE_12)]
 
 
 def _stage_3(model: Model, setup: Setup) -> Holdings:
@@ -345,8 +319,6 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     )
     hooked = held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)))
     if setup.offloads or setup.is_zero_plus_plus:
-        from memcalc.engines.deepspeed import extended
-
         return extended.stage_3(model, setup, hooked, kept, over._replace(ranks=ranks))
     return hooked._replace(over=over, order=order_of(model, setup, _around(model, setup), untraced=Untraced(over)))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dtypes import DType, fp32, fp64
 from memcalc.core.rows import Row
 from memcalc.engines.base.holdings import Holdings, Order, input_rows, weight_rows
+from memcalc.engines.deepspeed.all_reduces import Copies
 from memcalc.engines.deepspeed.notes import NoteGradients
 from memcalc.engines.deepspeed.offloaded_order import order_of
 from memcalc.engines.deepspeed.zero1_reduction import buckets_in_order
@@ -22,7 +23,6 @@ from memcalc.engines.deepspeed.zero2_step import Reduction, ZeRO1, ZeRO2
 from memcalc.engines.deepspeed.zero_layout import (
     ENGINE,
     STAGE_12,
-    Copies,
     Owned,
     Slices,
     buckets_before_exceeding,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from memcalc.engines.deepspeed.all_reduces import Copies
 from memcalc.engines.deepspeed.zero_layout import (
-    Copies,
+    STAGE_12,
     Flat,
     Owned,
     buckets_before_exceeding,
@@ -20,11 +21,13 @@ from memcalc.engines.deepspeed.zero_layout import (
     unreached_of,
     whole_of,
 )
+from memcalc.engines.deepspeed.zero_partitions import block, owned_gradients, zeros
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memcalc.core.dtypes import DType
+    from memcalc.core.rows import Row
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
@@ -100,3 +103,25 @@ def _left_after(buckets: Sequence[Sequence[int]], sizes: Sequence[int], large: S
     for bucket, outside in zip(buckets, large, strict=True):
         left -= sum(sizes[i] for i in bucket) - outside
         yield left
+
+
+def rows_of(setup: Setup, most: Reducing, partition: int) -> list[Row]:
+    """Return the rows of a moment of the reduction, on a rank that has `partition` elements."""
+    dtype = setup.compute_dtype
+    owned = owned_gradients(setup, most.owned, partition) if most.owned else []
+    copy = bucket_copy(most.copies.joined, dtype) if most.copies.joined else []
+    if most.copies.cast:
+        name, life = "the bucket in the dtype that is sent", "a flush in backward"
+        copy.append(block("buffers", name, "bucket", most.copies.cast, sent_dtype(setup), life, STAGE_12))
+    return [*_rest(most.waiting, dtype), *owned, *zeros(most.zeros, dtype), *copy]
+
+
+def _rest(elements: int, dtype: DType) -> list[Row]:
+    life, name = "backward", "gradients not reduced yet"
+    return [block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
+
+
+def bucket_copy(elements: int, dtype: DType) -> list[Row]:
+    """Return the copy of the bucket that is all-reduced, if it goes to several ranks (allreduce_bucket, flatten)."""
+    name = "copy of the bucket that is reduced"
+    return [block("buffers", name, "bucket", elements, dtype, "a flush in backward", STAGE_12)]

@@ -16,8 +16,9 @@ from memcalc.core.dims import Dim
 from memcalc.core.dtypes import DType
 from memcalc.core.noted import Noted, Over, Ready
 from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.engines.deepspeed.all_reduces import Copies
 from memcalc.engines.deepspeed.notes import NoHooks
-from memcalc.engines.deepspeed.zero_layout import Copies, Flat, Owned, unreached_of, whole_of
+from memcalc.engines.deepspeed.zero_layout import Flat, Owned, unreached_of, whole_of
 from memcalc.families.base.module import Run
 
 SECOND_BUCKET: Final = "reduce bucket that backward fills"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import numel
 from memcalc.core.dtypes import DType, fp32
+from memcalc.engines.deepspeed.all_reduces import AllReduce, Copies, copied
 from memcalc.engines.deepspeed.zero3_coordinator import Thresholds
 from memcalc.tape.profile import gradient_order
 
@@ -323,13 +324,6 @@ class Flat:
         return slices
 
 
-class AllReduce(NamedTuple):
-    """One all-reduce call: the number of its ranks, and the elements of its slices. Each slice belongs to one rank."""
-
-    ranks: int
-    slices: list[int]
-
-
 def flat(model: Model, ranks: int) -> Flat:
     """Return the flat buffers of a model."""
     key = "flat", ranks
@@ -346,27 +340,6 @@ def reduced_in_order(model: Model, layout: Flat) -> list[int]:
     """Return the places of the parameters with a gradient, which stage 1 reduces, in the order of the groups."""
     idle = unreached(model)
     return [i for group in layout.groups for i in group.places if i not in idle]
-
-
-class Copies(NamedTuple):
-    """The elements of the copies that an all-reduce makes."""
-
-    joined: int
-    """The elements of the slices in one block. A single slice is reduced in place (flatten)."""
-    cast: int
-    """The elements of the copy in the dtype that is sent, if it is not the gradients'."""
-
-    def nbytes(self, dtype: DType, sent: DType) -> int:
-        return self.joined * dtype.itemsize + self.cast * sent.itemsize
-
-
-def copied(calls: list[AllReduce], dtype: DType, sent: DType) -> Copies:
-    """Return the largest copies of one of these all-reduces, for gradients of `dtype` (allreduce_bucket)."""
-    made = [
-        Copies(sum(call.slices) if len(call.slices) > 1 else 0, 0 if sent is dtype else sum(call.slices))
-        for call in calls
-    ]
-    return max(made, key=lambda copies: copies.nbytes(dtype, sent), default=Copies(0, 0))
 
 
 def sent_dtype(setup: Setup) -> DType:
