@@ -18,6 +18,7 @@ from memcalc.timing.kernels import Unknown, products, streams
 from memcalc.timing.step import rates_of
 
 if TYPE_CHECKING:
+    from memcalc.estimation.compute import Computed
     from memcalc.inputs.gpu import GPU
     from memcalc.inputs.model import Model
     from memcalc.inputs.options import Options
@@ -30,7 +31,7 @@ class Alone(NamedTuple):
 
     seconds: float
     attention: float
-    """The part of `seconds` that fused attention takes."""
+    """The part of `seconds` that attention takes whose kernels compute the whole square."""
     saved: Least
     """The bytes that a layer saves for backward."""
 
@@ -71,15 +72,20 @@ def saved_of(report: Report) -> Least:
 
 
 def _seconds(report: Report, gpu: GPU) -> tuple[float, float]:
-    """Return the seconds of a report's kernels, and those of attention. Of products of experts, which fill tiles, only their
+    """Return the seconds of a report's kernels, and those of attention over the square. Of products of experts, which fill tiles, only their
     FLOPs count."""
     of, rates = (report.setup, report.rank.on_paper), rates_of(report.setup, gpu)
     ops = [one._replace(groups=1) if one.groups > 1 else one for one in computed(report.rank.profiles, *of)]
     multiplied, other = products(ops, rates), streams(moved(report.rank.profiles, *of), rates)
     if isinstance(multiplied, Unknown) or isinstance(other, Unknown):
         return 0.0, 0.0
-    attention = sum(item.seconds for one, item in zip(ops, multiplied, strict=True) if one.kind == "attention")
+    attention = sum(item.seconds for one, item in zip(ops, multiplied, strict=True) if is_square(one))
     return sum(item.seconds for item in (*multiplied, *other)), attention
+
+
+def is_square(one: Computed) -> bool:
+    """Tell whether kernels of attention compute the whole square. Ranks that share sequences leave a half of it out."""
+    return one.kind == "attention" and not one.is_causal
 
 
 def single(base: Options) -> Options:

@@ -89,7 +89,7 @@ def plan(
 
     def every() -> Any:
         for name, number in layouts:
-            yield from space.layouts(name, number)
+            yield from space.degrees(name, number)
 
     search = Search(target, team, top, progress)
     try:
