@@ -155,7 +155,10 @@ def by_place(run: Trace, setup: Setup) -> dict[Place, tuple[list[Computed], list
     for kernel in run.streamed:
         moved[_place(kernel.phase, kernel.layer)].append(kernel)
     return {
-        place: ([_computed(one, n, setup) for one, n in products[place].items()], _all_moved(moved[place], place.phase, setup))
+        place: (
+            [_computed(one, n, setup) for one, n in products[place].items()],
+            _all_moved(moved[place], place.phase, setup),
+        )
         for place in {**products, **moved}
     }
 

@@ -18,7 +18,6 @@ from memcalc.timing.kernels import Unknown, products, streams
 from memcalc.timing.step import rates_of
 
 if TYPE_CHECKING:
-    from memcalc.estimation.compute import Computed
     from memcalc.inputs.gpu import GPU
     from memcalc.inputs.model import Model
     from memcalc.inputs.options import Options
@@ -31,7 +30,7 @@ class Alone(NamedTuple):
 
     seconds: float
     attention: float
-    """The part of `seconds` that attention takes whose kernels compute the whole square."""
+    """The part of `seconds` that fused attention takes."""
     saved: Least
     """The bytes that a layer saves for backward."""
 
@@ -41,7 +40,7 @@ UNKNOWN: Final = Alone(0.0, 0.0, Least(0.0, 0.0, 1))
 
 def alone_of(model: Model, base: Options, gpu: GPU, engine: str, recompute: str, legacy: bool) -> Alone:
     """Return the least of a sequence with the kernels of an engine. `legacy`: DeepSpeed's GPTModel, which begins at tp 2."""
-    tp, zero = (2 if legacy else 1), {"fsdp2": 2}.get(engine, 0)
+    tp, zero = (2 if legacy else 1), {"fsdp1": 2, "fsdp2": 2}.get(engine, 0)
     options = single(base)._replace(
         engine=engine, gpu=gpu.name, gpus=1 if engine == "none" else 2 * tp, tp=tp, zero=zero, recompute=recompute
     )
@@ -72,20 +71,15 @@ def saved_of(report: Report) -> Least:
 
 
 def _seconds(report: Report, gpu: GPU) -> tuple[float, float]:
-    """Return the seconds of a report's kernels, and those of attention over the square. Of products of experts, which fill tiles, only their
+    """Return the seconds of a report's kernels, and those of attention. Of products of experts, which fill tiles, only their
     FLOPs count."""
     of, rates = (report.setup, report.rank.on_paper), rates_of(report.setup, gpu)
     ops = [one._replace(groups=1) if one.groups > 1 else one for one in computed(report.rank.profiles, *of)]
     multiplied, other = products(ops, rates), streams(moved(report.rank.profiles, *of), rates)
     if isinstance(multiplied, Unknown) or isinstance(other, Unknown):
         return 0.0, 0.0
-    attention = sum(item.seconds for one, item in zip(ops, multiplied, strict=True) if is_square(one))
+    attention = sum(item.seconds for one, item in zip(ops, multiplied, strict=True) if one.kind == "attention")
     return sum(item.seconds for item in (*multiplied, *other)), attention
-
-
-def is_square(one: Computed) -> bool:
-    """Tell whether kernels of attention compute the whole square. Ranks that share sequences leave a half of it out."""
-    return one.kind == "attention" and not one.is_causal
 
 
 def single(base: Options) -> Options:

@@ -93,7 +93,9 @@ class Evaluator:
     def group(self, degrees: Degrees) -> Group:
         """Return the layouts of some degrees with their refusals and the bound from the model alone."""
         refusals = refusals_of(degrees, self.refusal)
-        return Group(degrees, refusals, self._floors_of(degrees.first).of_degrees(degrees) if refusals.valid() else NO_BOUND)
+        return Group(
+            degrees, refusals, self._floors_of(degrees.first).of_degrees(degrees) if refusals.valid() else NO_BOUND
+        )
 
     def members(self, group: Group) -> list[Member]:
         """Return the layouts of a group that are not refused, each with its bound from the model alone."""
@@ -112,8 +114,8 @@ class Evaluator:
 
     @without_collections()
     def shared(self, layout: Layout) -> Bound:
-        """Return the bound from a run that several layouts share: without a pipeline, without recomputation, with whole sequences
-        and the largest micro-batch. A micro-batch of one sequence has a run of its own, in which some kernels are not there."""
+        """Return the bound from a run that several layouts share: without a pipeline and recomputation, with whole sequences and
+        the largest micro-batch. A micro-batch of one sequence has a run of its own, in which some kernels are not there."""
         own = layout.micro_batch_size
         batch = _LARGEST if own > 1 and _LARGEST % own == 0 else own
         return self._of_another(layout, layout._replace(cp=1, micro_batch_size=batch))
@@ -164,18 +166,29 @@ class Evaluator:
 
     @without_collections()
     def exact(self, layout: Layout) -> Exact:
-        """Return the peak and the time of a layout's own run."""
+        """Return the peak and the time of a layout's own run. The first stage of a pipeline holds most, so it comes first."""
         try:
-            report = Report(self.model, resolve(self.base._replace(**layout._asdict()), self.model))
-            nbytes = report.peak + outside(report)
+            setup = resolve(self.base._replace(**layout._asdict()), self.model)
+            if layout.pp > 1:
+                first = self._too_large(Report(self.model, setup._replace(pp_rank=0)))
+                if first is not None:
+                    return first
+            report = Report(self.model, setup)
+            too_large = self._too_large(report)
+            if too_large is not None:
+                return too_large
         except InputError as error:
             return Exact(0.0, 0, False, "", str(error))
-        if nbytes > self.gpu(layout).capacity:
-            return Exact(0.0, nbytes, False, f"the peak in {report.peak_phase}")
-        time = report.time
+        time, nbytes = report.time, report.peak + outside(report)
         if isinstance(time, Unknown):
             return Exact(0.0, nbytes, False, "", time.missing)
         return Exact(time.seconds, nbytes, True, "")
+
+    def _too_large(self, report: Report) -> Exact | None:
+        """Return the numbers of a run whose peak is above the GPU's memory; None if it is not."""
+        assert report.gpu is not None
+        nbytes = report.peak + outside(report)
+        return Exact(0.0, nbytes, False, f"the peak in {report.peak_phase}") if nbytes > report.gpu.capacity else None
 
     @without_collections()
     def judged(self, layout: Layout) -> Judged:

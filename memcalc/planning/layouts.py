@@ -8,7 +8,11 @@ from typing import Any, Final, NamedTuple
 from memcalc.pipelining.schedules import NAMES
 
 ENGINES: Final = ("none", "ddp", "deepspeed", "fsdp2", "megatron")
-_STAGES: Final[Mapping[str, tuple[int, ...]]] = {"deepspeed": (0, 1, 2, 3), "fsdp2": (2, 3), "megatron": (0, 1)}
+ON_REQUEST: Final = ("fsdp1",)
+"""The engines that are searched only if they are given: another one has taken their place."""
+_STAGES: Final[Mapping[str, tuple[int, ...]]] = {
+    "deepspeed": (0, 1, 2, 3), "fsdp1": (2, 3), "fsdp2": (2, 3), "megatron": (0, 1),
+}  # fmt: skip
 """The ZeRO stages that an engine has; 0 for the others."""
 _AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "deepspeed": ("tp", "pp", "cp", "ep"),
@@ -166,7 +170,7 @@ class Space(NamedTuple):
         """Return the groups that shard: all ranks, and those of a node."""
         ranks = base.gpus // (base.tp * base.pp)
         node = self.gpus_per_node // base.tp
-        shards = base.engine == "fsdp2" or (base.engine == "megatron" and base.zero == 1)
+        shards = base.engine in ("fsdp1", "fsdp2") or (base.engine == "megatron" and base.zero == 1)
         return (None, node) if shards and 1 < node < ranks and ranks % node == 0 else (None,)
 
     def _sequence_parallel(self, base: Layout) -> tuple[bool, ...]:

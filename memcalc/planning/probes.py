@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.estimation.report import Report
-from memcalc.planning.alone import is_square, saved_of, single
+from memcalc.planning.alone import saved_of, single
 from memcalc.planning.stages import Least, least_of
 from memcalc.setup.resolved import resolve
 from memcalc.timing.kernels import Unknown, products
@@ -29,7 +29,7 @@ class Probe(NamedTuple):
     seconds: float
     """The seconds of all its kernels, and of what they wait for."""
     attention: float
-    """The part of `seconds` that attention takes whose kernels compute the whole square."""
+    """The part of `seconds` that fused attention takes."""
     layers: Least
     """The seconds of a layer's forward and backward."""
     head: float
@@ -55,13 +55,14 @@ def probe_options(base: Options, layout: Layout) -> Options:
     whose gradients are added to no others."""
     # without slices DeepSpeed's GPTModel is there for stages only
     stages = 2 if layout.engine == "deepspeed" and layout.pp > 1 and layout.tp == 1 else 1
-    zero = {"fsdp2": 2}.get(layout.engine, 0)
-    dp = layout.ep * (1 if layout.engine in ("none", "megatron") else 2)
+    zero = {"fsdp1": 2, "fsdp2": 2}.get(layout.engine, 0)
+    dp = layout.ep * (1 if layout.engine == "none" else 2)
     tp, gpus = layout.tp, layout.tp * stages * layout.cp * dp
     return single(base)._replace(
         engine=layout.engine, gpu=layout.gpu, gpus=gpus, tp=tp, pp=stages, cp=layout.cp, ep=layout.ep, etp=base.etp,
         zero=zero, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute,
-        cp_comm_type=base.cp_comm_type if layout.cp > 1 else None, micro_batch_size=layout.micro_batch_size, global_batch_size=dp * layout.micro_batch_size,
+        cp_comm_type=base.cp_comm_type if layout.cp > 1 else None, micro_batch_size=layout.micro_batch_size,
+        global_batch_size=dp * layout.micro_batch_size,
     )  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
         sums, run = timed.sums, rank.rank.profiles[0].run
         exposed, in_each_layer = _exposed(rank, timed, layout.engine)
         computing += sums.forward + sums.backward + sums.recomputation + sum(sums.waits) + exposed
-        fused = products([one for one in rank.computed if is_square(one)], rates)
+        fused = products([one for one in rank.computed if one.kind == "attention"], rates)
         assert not isinstance(fused, Unknown)
         attention += sum(item.seconds for item in fused)
         places, head = seconds_by_place(run, report.setup, rates), head_seconds(run, report.setup, rates)
@@ -95,7 +96,7 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
 
 def _exposed(report: Report, timed: RankTime, engine: str) -> tuple[float, float]:
     """Return the seconds of communication within the model that nothing hides, and the part of them that every layer has."""
-    phases = ("forward",) if engine == "fsdp2" else ("forward", "backward")  # some of its others come once
+    phases = ("forward",) if engine in ("fsdp1", "fsdp2") else ("forward", "backward")  # some of its others come once
     axes = ("tp", "cp", "ep") if engine == "megatron" else ("tp", "cp")
     exposed = in_each_layer = 0.0
     for collective, item in zip(report.collectives, timed.sent, strict=True):

@@ -2,7 +2,7 @@
 
 A check of a setup (memcalc/setup) reads the degrees and at most one of three choices: the model chunks together with the
 micro-batch, the shard group, or the recomputation. So a layout is refused if the first layout of its degrees is, with one
-choice replaced by the layout's own (tests/planning/test_refusals.py).
+choice replaced by the layout's own (tests/planning/test_search.py).
 """
 
 from __future__ import annotations
