@@ -1,4 +1,4 @@
-"""Which layouts of the same degrees are refused, without resolving each of them.
+"""The refusals of layouts of the same degrees, without resolving each of them.
 
 A check of a setup (memcalc/setup) reads the degrees and at most one of three choices: the model chunks together with the
 micro-batch, the shard group, or the recomputation. So a layout is refused if the first layout of its degrees is, with one
@@ -23,7 +23,7 @@ class Refusals(NamedTuple):
     line, or the other three have that of each choice."""
 
     steps: Mapping[tuple[int, int], str] = {}
-    """By model chunks and micro-batch."""
+    """The lines by model chunks and micro-batch."""
     shard_groups: Mapping[int | None, str] = {}
     recompute: Mapping[str, str] = {}
     alone: Mapping[Layout, str] | None = None
