@@ -84,8 +84,8 @@ class Verdict:
             return allocated if allocated > self.capacity else _least(rank, self.capacity - besides) + besides
         if rank.played is None:
             return rank.device + rank.margin
-        sure = _sure(self.capacity)
-        return _least(rank, sure - besides) + besides + self.capacity - sure
+        safe = sure(self.capacity)
+        return _least(rank, safe - besides) + besides + self.capacity - safe
 
 
 def verdict_of(ranks: list[Report], capacity: int) -> Verdict:
@@ -109,19 +109,19 @@ def _worst(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def _of_one(rank: Report, capacity: int) -> Verdict:
-    besides, sure = outside(rank), _sure(capacity)
+    besides, safe = outside(rank), sure(capacity)
     look = _first_look(rank, capacity)
     if look.run is None and (look.answer != "no" or rank.peak + besides > capacity):
         return look
     if look.answer == "fits" and rank.device + rank.margin <= capacity:
         return Verdict("fits", capacity, rank)
-    if look.run is not None and look.run.steady and _goes_on_up_to(rank, sure - besides, capacity - besides):
+    if look.run is not None and look.run.steady and _goes_on_up_to(rank, safe - besides, capacity - besides):
         return Verdict("tight", capacity, rank, look.run)
     if rank.counted + besides > capacity:
         return Verdict("no", capacity, rank)
     from memcalc.device.expandable import ExpandableAllocator
 
-    if _within(rank, ExpandableAllocator(sure - besides)) is not None:
+    if _within(rank, ExpandableAllocator(safe - besides)) is not None:
         return Verdict("expandable", capacity, rank)
     if look.run is not None or rank.played_within(capacity - besides) is not None:
         return Verdict("uncertain", capacity, rank)
@@ -136,7 +136,7 @@ def _first_look(rank: Report, capacity: int) -> Verdict:
         return Verdict("no", capacity, rank)
     if rank.states_only or not rank.is_played:
         return _without_a_run(rank, capacity)
-    within = rank.played_within(_sure(capacity) - besides)
+    within = rank.played_within(sure(capacity) - besides)
     if within is None:
         return Verdict("no", capacity, rank)
     device = within.reserved + besides
@@ -158,7 +158,7 @@ def outside(rank: Report) -> int:
     return sum(item.nbytes for item in rank.outside)
 
 
-def _sure(capacity: int) -> int:
+def sure(capacity: int) -> int:
     """Return the bytes that a run may take so that these bytes plus LEAST_ERROR are within the capacity."""
     return capacity * 100 // (100 + LEAST_ERROR)
 

@@ -146,13 +146,30 @@ def seconds_at_peak(items: Iterable[Computed], gpu: GPU | None) -> float | None:
 
 
 def by_place(run: Trace, setup: Setup) -> dict[Place, tuple[list[Computed], list[Moved]]]:
-    """Return the kernels of a run, once each, by phase and layer of the run. Recomputation is part of backward."""
-    out: dict[Place, tuple[list[Computed], list[Moved]]] = defaultdict(lambda: ([], []))
+    """Return the kernels of a run by phase and layer of the run: those that multiply no matrices as one row. Recomputation is
+    part of backward."""
+    products: dict[Place, Counter[Product]] = defaultdict(Counter)
+    moved: dict[Place, list[Streamed]] = defaultdict(list)
     for work in run.work:
-        out[_place(work.phase, work.layer)][0].append(_computed(product_of(work, run), work.products, setup))
+        products[_place(work.phase, work.layer)][product_of(work, run)] += work.products
     for kernel in run.streamed:
-        out[_place(kernel.phase, kernel.layer)][1].append(_moved(kernel, setup))
-    return dict(out)
+        moved[_place(kernel.phase, kernel.layer)].append(kernel)
+    return {
+        place: (
+            [_computed(one, n, setup) for one, n in products[place].items()],
+            _all_moved(moved[place], place.phase, setup),
+        )
+        for place in {**products, **moved}
+    }
+
+
+def _all_moved(kernels: Sequence[Streamed], phase: str, setup: Setup) -> list[Moved]:
+    """Return kernels of one place as one row; none without any."""
+    if not kernels:
+        return []
+    sizes = (sum(sizes) for sizes in zip(*map(nbytes_of, kernels), strict=True))
+    nbytes = evaluate(tuple(sizes), setup.micro_batch_size, setup.tokens_per_part)  # type: ignore[arg-type]
+    return [Moved("kernels", phase, len(kernels), nbytes)]
 
 
 def after_layers(run: Trace, setup: Setup) -> tuple[list[Computed], list[Moved]]:

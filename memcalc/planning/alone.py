@@ -40,7 +40,7 @@ UNKNOWN: Final = Alone(0.0, 0.0, Least(0.0, 0.0, 1))
 
 def alone_of(model: Model, base: Options, gpu: GPU, engine: str, recompute: str, legacy: bool) -> Alone:
     """Return the least of a sequence with the kernels of an engine. `legacy`: DeepSpeed's GPTModel, which begins at tp 2."""
-    tp, zero = (2 if legacy else 1), {"fsdp2": 2}.get(engine, 0)
+    tp, zero = (2 if legacy else 1), {"fsdp1": 2, "fsdp2": 2}.get(engine, 0)
     options = single(base)._replace(
         engine=engine, gpu=gpu.name, gpus=1 if engine == "none" else 2 * tp, tp=tp, zero=zero, recompute=recompute
     )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memcalc.inputs.gpu import GPU
     from memcalc.inputs.model import Model
     from memcalc.inputs.options import Options
-    from memcalc.planning.layouts import Layout
+    from memcalc.planning.layouts import Degrees, Layout
     from memcalc.planning.probes import Probe
 
 _WAITING: Final = ("gpipe", "1f1b", "interleaved")
@@ -41,6 +41,8 @@ _SHORT: Final = ("bf16", "fp16", "fp8")
 """The dtypes of gradients that have 16 bits."""
 _MANY: Final = 10**12
 """The parameters of a model whose states are measured: so many that no constant counts."""
+_WHOLE: Final = 1 - 1e-6
+"""The share of a time that sizes have which are rounded to whole bytes."""
 _STATES: Final = ("parameters", "gradients", "optimizer_states")
 
 
@@ -51,6 +53,9 @@ class Bound(NamedTuple):
     nbytes: int
     row: str
     """The name of what most of the bytes are."""
+
+
+NO_BOUND: Final = Bound(0.0, 0, "")
 
 
 class States(NamedTuple):
@@ -105,6 +110,18 @@ class Floors:
         self._alone: dict[tuple[str, str, bool], Alone] = {}
         self._layers: dict[int, Least] = {}
 
+    def of_degrees(self, degrees: Degrees) -> Bound:
+        """Return the bound of all layouts of some degrees: from the states that are sharded most, and the time with the most and
+        smallest turns of a pipeline."""
+        chunks, schedule = degrees.chunks[-1]
+        first = degrees.first._replace(
+            virtual_stages=chunks, schedule=schedule, shard_group=None, micro_batch_size=degrees.micro_batches[0]
+        )
+        states, row = self.states(first, gradients=True)
+        alike = (first._replace(recompute=one) for one in degrees.recompute)
+        seconds = min(self._seconds(one, self._alone_of(one)) for one in alike)
+        return Bound(seconds, states, row)
+
     def bound(self, layout: Layout) -> Bound:
         """Return the bound of a layout from the model alone."""
         alone, many = self._alone_of(layout), self._micro_batches(layout)
@@ -112,12 +129,17 @@ class Floors:
         whole = self._whole_gradients(layout, many) + self._whole_weights(layout, many)
         if whole and self.states(layout, gradients=False)[0] + whole > states:
             states, row = self.states(layout, gradients=False)[0] + whole, "gradients and weights that are whole"
-        # a ring leaves out blocks above the diagonal
-        each = alone.seconds - (alone.attention / 2 if layout.cp > 1 else 0.0)
-        seconds = least_of_pipeline(layout, each * (self._base.global_batch_size or 1) / layout.gpus, many)
+        seconds = self._seconds(layout, alone)
         share = layout.micro_batch_size / (layout.tp * layout.cp)
         saved = Least(alone.saved.window * share, alone.saved.layer * share, alone.saved.period)
         return self._larger(Bound(seconds, states, row), layout, saved, many)
+
+    def _seconds(self, layout: Layout, alone: Alone) -> float:
+        """Return the least seconds of a layout, of what the whole model takes for a sequence on one GPU. Of attention, a ring
+        leaves out the blocks above the diagonal."""
+        each = alone.seconds - (alone.attention / 2 if layout.cp > 1 else 0.0)
+        mean = each * (self._base.global_batch_size or 1) / layout.gpus
+        return least_of_pipeline(layout, mean, self._micro_batches(layout))
 
     def states(self, layout: Layout, *, gradients: bool) -> tuple[int, str]:
         """Return the least bytes of a GPU's model states, and the name of the largest of them."""
@@ -146,13 +168,31 @@ class Floors:
     def _micro_batches(self, layout: Layout) -> int:
         return max(1, (self._base.global_batch_size or 1) // (layout.dp * layout.micro_batch_size))
 
+    def shared(self, layout: Layout, run: Probe, other: Layout) -> float:
+        """Return the least seconds of a layout from the run of another one, whose micro-batch is no smaller and whose sequences
+        are shared by fewer ranks.
+
+        A sequence takes no longer in a larger micro-batch, and a part of it no less than its part of the seconds: kernels and
+        collectives share latencies and weights, and tiles of experts' rows are fuller.
+        """
+        if not self._runs_alike(layout):
+            return 0.0
+        many = self._micro_batches(layout)
+        parts = layout.cp // other.cp
+        each = (run.seconds - (run.attention / 2 if parts > 1 else 0.0)) / (other.micro_batch_size * parts)
+        return least_of_pipeline(layout, many * layout.micro_batch_size * each / layout.pp, many) * _WHOLE
+
+    def _runs_alike(self, layout: Layout) -> bool:
+        """Tell whether a run without a pipeline has the kernels of all stages: experts in FSDP2's stages run others."""
+        return layout.engine != "fsdp2" or layout.pp == 1 or self._model.program.routed[1] == 1
+
     def probed(self, layout: Layout, probe: Probe) -> Bound:
         """Return the bound of a layout from a run without a pipeline."""
         floor = self.bound(layout)
         many = self._micro_batches(layout)
         program = self._model.program
-        alike = layout.engine != "fsdp2" or layout.pp == 1 or program.routed[1] == 1
-        mean = many * probe.seconds / layout.pp if alike else 0.0  # experts in stages run other kernels
+        alike = self._runs_alike(layout)
+        mean = many * probe.seconds / layout.pp if alike else 0.0
         seconds = max(floor.seconds, least_of_pipeline(layout, mean, many))
         if layout.pp > 1 and layout.schedule in _WAITING and alike and program.one_stack:
             stages = least_seconds(layout, self._split(layout), probe.layers, probe.head, many)

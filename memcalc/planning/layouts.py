@@ -8,7 +8,11 @@ from typing import Any, Final, NamedTuple
 from memcalc.pipelining.schedules import NAMES
 
 ENGINES: Final = ("none", "ddp", "deepspeed", "fsdp2", "megatron")
-_STAGES: Final[Mapping[str, tuple[int, ...]]] = {"deepspeed": (0, 1, 2, 3), "fsdp2": (2, 3), "megatron": (0, 1)}
+ON_REQUEST: Final = ("fsdp1",)
+"""The engines that are searched only if they are given: another one has taken their place."""
+_STAGES: Final[Mapping[str, tuple[int, ...]]] = {
+    "deepspeed": (0, 1, 2, 3), "fsdp1": (2, 3), "fsdp2": (2, 3), "megatron": (0, 1),
+}  # fmt: skip
 """The ZeRO stages that an engine has; 0 for the others."""
 _AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "deepspeed": ("tp", "pp", "cp", "ep"),
@@ -50,6 +54,29 @@ class Layout(NamedTuple):
         return self.gpus // (self.tp * self.pp * self.cp)
 
 
+class Degrees(NamedTuple):
+    """The layouts that have the same engine, ZeRO stage, degrees and sequence parallelism: every choice of the others."""
+
+    first: Layout
+    chunks: tuple[tuple[int, str], ...]
+    """The numbers of model chunks on a rank, each with its schedule."""
+    shard_groups: tuple[int | None, ...]
+    recompute: tuple[str, ...]
+    micro_batches: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.chunks) * len(self.shard_groups) * len(self.recompute) * len(self.micro_batches)
+
+    def layouts(self) -> Iterator[Layout]:
+        """Yield every layout."""
+        before, sharded = self.first[:8], self.first.sequence_parallel
+        for virtual, schedule in self.chunks:
+            for group in self.shard_groups:
+                for recompute in self.recompute:
+                    for batch in self.micro_batches:
+                        yield Layout(*before, virtual, schedule, group, sharded, recompute, batch)
+
+
 class Space(NamedTuple):
     """The layouts of a search: what is fixed, and how far each axis goes."""
 
@@ -65,6 +92,11 @@ class Space(NamedTuple):
 
     def layouts(self, gpu: str, gpus: int) -> Iterator[Layout]:
         """Yield every layout on a number of GPUs, those that an engine refuses too."""
+        for degrees in self.degrees(gpu, gpus):
+            yield from degrees.layouts()
+
+    def degrees(self, gpu: str, gpus: int) -> Iterator[Degrees]:
+        """Yield the layouts on a number of GPUs, those of the same degrees together."""
         for engine in self._engines(gpus):
             for zero in self._one("zero", _STAGES.get(engine, (0,))):
                 yield from self._of_engine(gpu, gpus, engine, zero)
@@ -88,7 +120,7 @@ class Space(NamedTuple):
             return self._one(axis, (1,))
         return self._one(axis, divisors(of))
 
-    def _of_engine(self, gpu: str, gpus: int, engine: str, zero: int) -> Iterator[Layout]:
+    def _of_engine(self, gpu: str, gpus: int, engine: str, zero: int) -> Iterator[Degrees]:
         for tp in self._degrees(engine, "tp", gpus):
             for pp in self._pipelines(engine, gpus // tp if gpus % tp == 0 else 1):
                 for cp in self._degrees(engine, "cp", gpus // (tp * pp) if gpus % (tp * pp) == 0 else 1):
@@ -109,18 +141,20 @@ class Space(NamedTuple):
         found = self._degrees(engine, "ep", of)
         return found if self.fixed.get("ep") is not None else tuple(ep for ep in found if self.experts % ep == 0)
 
-    def _of_degrees(self, base: Layout) -> Iterator[Layout]:
-        recomputed = self._one("recompute", _RECOMPUTE.get(base.engine, ("none", "full")))
-        for virtual in self._virtual_stages(base):
-            schedule = self.fixed.get("schedule") or ("interleaved" if virtual > 1 else "1f1b")
-            for group in self._one("shard_group", self._shard_groups(base)):
-                for sharded in self._one("sequence_parallel", self._sequence_parallel(base)):
-                    for recompute in recomputed:
-                        for batch in self._one("micro_batch_size", self._micro_batches(base)):
-                            yield base._replace(
-                                virtual_stages=virtual, schedule=schedule, shard_group=group,
-                                sequence_parallel=sharded, recompute=recompute, micro_batch_size=batch,
-                            )  # fmt: skip
+    def _of_degrees(self, base: Layout) -> Iterator[Degrees]:
+        schedule, virtual = self.fixed.get("schedule"), self._virtual_stages(base)
+        chunks = tuple((count, schedule or ("interleaved" if count > 1 else "1f1b")) for count in virtual)
+        groups = self._one("shard_group", self._shard_groups(base))
+        recompute = self._one("recompute", _RECOMPUTE.get(base.engine, ("none", "full")))
+        batches = self._one("micro_batch_size", self._micro_batches(base))
+        if not (chunks and groups and recompute and batches):
+            return
+        for sharded in self._one("sequence_parallel", self._sequence_parallel(base)):
+            first = base._replace(
+                virtual_stages=chunks[0][0], schedule=chunks[0][1], shard_group=groups[0], sequence_parallel=sharded,
+                recompute=recompute[0], micro_batch_size=batches[0],
+            )  # fmt: skip
+            yield Degrees(first, chunks, groups, recompute, batches)
 
     def _virtual_stages(self, base: Layout) -> tuple[int, ...]:
         """Return the numbers of model chunks on a rank: those that make equal chunks of the layers, with the embedding and
@@ -136,7 +170,7 @@ class Space(NamedTuple):
         """Return the groups that shard: all ranks, and those of a node."""
         ranks = base.gpus // (base.tp * base.pp)
         node = self.gpus_per_node // base.tp
-        shards = base.engine == "fsdp2" or (base.engine == "megatron" and base.zero == 1)
+        shards = base.engine in ("fsdp1", "fsdp2") or (base.engine == "megatron" and base.zero == 1)
         return (None, node) if shards and 1 < node < ranks and ranks % node == 0 else (None,)
 
     def _sequence_parallel(self, base: Layout) -> tuple[bool, ...]:

@@ -13,7 +13,7 @@ from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import SCHEDULE_NAMES, WHOLE, Options, check_options, option_name
 from memcalc.planning.clusters import gpu_counts, gpu_names
 from memcalc.planning.evaluation import Evaluator
-from memcalc.planning.layouts import ENGINES, LIMITS, Layout, Space
+from memcalc.planning.layouts import ENGINES, LIMITS, ON_REQUEST, Layout, Space
 from memcalc.planning.result import Plans, plans_of
 from memcalc.planning.search import Search
 from memcalc.planning.target import OBJECTIVES, Target, positive, prices_of
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 LIMITED: Final = ("tp", "pp", "cp", "ep", "virtual_stages", "micro_batch_size")
 """The options whose largest number `--max-...` limits."""
-_OLDER: Final = ("fsdp1", "data-parallel", "parameter-server")
+_UNBOUNDED: Final = ("data-parallel", "parameter-server", "colossalai")
+"""The engines that the search has no bounds for."""
 _NO_AXES: Final = ("gpus", "gpu", "dp", "pp_rank")
 """The options that are no part of `fixed`."""
 
@@ -89,7 +90,7 @@ def plan(
 
     def every() -> Any:
         for name, number in layouts:
-            yield from space.layouts(name, number)
+            yield from space.degrees(name, number)
 
     search = Search(target, team, top, progress)
     try:
@@ -143,17 +144,21 @@ def base_of(fixed: Mapping[str, Any], model: Model) -> Options:
                 f"{option_name(name)} {one_line(fixed[name])}: the search decides it; allowed: leave it out"
             )
     base = check_options(fixed)
-    allowed = ", ".join(ENGINES)
-    if base.engine == "colossalai":
-        why = "is not searched: grids of tensor-parallel ranks have no bounds; memcalc estimate sizes one setup of it"
-        raise InputError(f"--engine colossalai: {why}; allowed: {allowed}")
-    if base.engine in _OLDER:
-        raise InputError(f"--engine {base.engine}: is older than what the search has bounds for; allowed: {allowed}")
+    if base.engine in _UNBOUNDED:
+        raise InputError(f"--engine {base.engine}: {_not_searched(f'--engine {base.engine}')}")
+    if base.tp_dims != "1":
+        raise InputError(f"--tp-dims {base.tp_dims}: {_not_searched(f'--tp-dims {base.tp_dims}')}")
     if base.global_batch_size is None:
         why = "is needed, so that the steps of all layouts are alike; as in: --global-batch-size 256"
         raise InputError(f"--global-batch-size: {why}")
     seq_len = base.seq_len if base.seq_len is not None else min(2048, model.program.max_seq_len or 2048)
     return base._replace(seq_len=seq_len if model.program.has_sequence else None)
+
+
+def _not_searched(given: str) -> str:
+    """Return why an engine cannot be planned with, what can be, and what takes the options that are given."""
+    engines = ", ".join((*ENGINES, *ON_REQUEST))
+    return f"memcalc plan has no bounds for this engine's layouts; allowed: --engine {engines}, or memcalc estimate {given}"
 
 
 def _target(goal: Goal, gpus: tuple[str, ...], base: Options, clusters: int) -> Target:

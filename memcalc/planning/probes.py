@@ -8,7 +8,7 @@ from memcalc.estimation.report import Report
 from memcalc.planning.alone import saved_of, single
 from memcalc.planning.stages import Least, least_of
 from memcalc.setup.resolved import resolve
-from memcalc.timing.kernels import Unknown
+from memcalc.timing.kernels import Unknown, products
 from memcalc.timing.places import head_seconds, seconds_by_place
 from memcalc.timing.rank import rank_time
 from memcalc.timing.step import rates_of
@@ -32,6 +32,8 @@ class Probe(NamedTuple):
 
     seconds: float
     """The seconds of all its kernels, and of what they wait for."""
+    attention: float
+    """The part of `seconds` that fused attention takes."""
     layers: Least
     """The seconds of a layer's forward and backward."""
     head: float
@@ -41,7 +43,7 @@ class Probe(NamedTuple):
 
 
 _NONE: Final = Least(0.0, 0.0, 1)
-NO_PROBE: Final = Probe(0.0, _NONE, 0.0, _NONE)
+NO_PROBE: Final = Probe(0.0, 0.0, _NONE, 0.0, _NONE)
 
 
 def probe_key(layout: Layout) -> tuple[Any, ...]:
@@ -57,13 +59,14 @@ def probe_options(base: Options, layout: Layout) -> Options:
     whose gradients are added to no others."""
     # without slices DeepSpeed's GPTModel is there for stages only
     stages = 2 if layout.engine == "deepspeed" and layout.pp > 1 and layout.tp == 1 else 1
-    zero = {"fsdp2": 2}.get(layout.engine, 0)
+    zero = {"fsdp1": 2, "fsdp2": 2}.get(layout.engine, 0)
     dp = layout.ep * (1 if layout.engine == "none" else 2)
     tp, gpus = layout.tp, layout.tp * stages * layout.cp * dp
     return single(base)._replace(
         engine=layout.engine, gpu=layout.gpu, gpus=gpus, tp=tp, pp=stages, cp=layout.cp, ep=layout.ep, etp=base.etp,
-        zero=zero, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute, cp_comm_type=base.cp_comm_type,
-        micro_batch_size=layout.micro_batch_size, global_batch_size=dp * layout.micro_batch_size,
+        zero=zero, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute,
+        cp_comm_type=base.cp_comm_type if layout.cp > 1 else None, micro_batch_size=layout.micro_batch_size,
+        global_batch_size=dp * layout.micro_batch_size,
     )  # fmt: skip
 
 
@@ -72,7 +75,7 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
     report = Report(model, resolve(probe_options(base, layout), model))
     assert report.gpu is not None
     rates = rates_of(report.setup, report.gpu)
-    computing = 0.0
+    computing = attention = 0.0
     of_layers: list[float] = []
     head = in_each_layer = 0.0
     for rank in report.each_rank():
@@ -85,6 +88,9 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
         if model.program.has_frozen:
             run, once = _without_reductions(run, report, rates)
             computing -= once
+        fused = products([one for one in rank.computed if one.kind == "attention"], rates)
+        assert not isinstance(fused, Unknown)
+        attention += sum(item.seconds for item in fused)
         places, head = seconds_by_place(run, report.setup, rates), head_seconds(run, report.setup, rates)
         assert not isinstance(places, Unknown)
         assert not isinstance(head, Unknown)
@@ -92,7 +98,7 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
         of_layers += [sum(s for place, s in places.items() if place.layer == layer) for layer in numbers]
     period = len(report.rank.profiles[0].run.middle.early) or 1
     layers = least_of([seconds + in_each_layer for seconds in of_layers], period)
-    return Probe(computing * EXACT, layers, head, saved_of(report))
+    return Probe(computing * EXACT, attention, layers, head, saved_of(report))
 
 
 def _without_reductions(run: Trace, report: Report, rates: Rates) -> tuple[Trace, float]:
@@ -109,7 +115,7 @@ def _without_reductions(run: Trace, report: Report, rates: Rates) -> tuple[Trace
 
 def _exposed(report: Report, timed: RankTime, engine: str) -> tuple[float, float]:
     """Return the seconds of communication within the model that nothing hides, and the part of them that every layer has."""
-    phases = ("forward",) if engine == "fsdp2" else ("forward", "backward")  # some of its others come once
+    phases = ("forward",) if engine in ("fsdp1", "fsdp2") else ("forward", "backward")  # some of its others come once
     axes = ("tp", "cp", "ep") if engine == "megatron" else ("tp", "cp")
     exposed = in_each_layer = 0.0
     for collective, item in zip(report.collectives, timed.sent, strict=True):

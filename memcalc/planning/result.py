@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.inputs.gpu import all_gpus, load_gpu
+from memcalc.planning.evaluation import EXACT, FLOOR, Group
 from memcalc.planning.search import Counts, Near, outside_of
 from memcalc.planning.why import why_better
 
@@ -201,24 +203,28 @@ def _made(rank: int, fit: Fit, target: Target, evaluator: Evaluator) -> Plan:
 
 def nearest_of(near: list[Near], evaluator: Evaluator) -> NoFit:
     """Return the layout that lacks the fewest bytes: of those with the lowest bounds, by their exact bytes."""
-    exact: list[Near] = []
-    for one in sorted(near, key=lambda one: (one.over, one.layout)):
-        least = min((found.over for found in exact), default=None)
-        if least is not None and (one.over >= least or len(exact) >= _NEAREST):
-            break
-        exact.append(one if one.known >= 2 else _exactly(one, evaluator))
-    best = min(exact, key=lambda one: one.over)
+    exact: list[tuple[int, Near]] = []
+    queue = [(one.over, one.first, number, one) for number, one in enumerate(near)]
+    heapq.heapify(queue)
+    while queue and len(exact) < _NEAREST and (not exact or queue[0][0] < min(over for over, _ in exact)):
+        _, _, _, one = heapq.heappop(queue)
+        if isinstance(one.of, Group):
+            for member in evaluator.members(one.of):
+                needs = max(one.nbytes, member.bound.nbytes + outside_of(member.layout))
+                found = Near(member.layout, needs, member.bound.row, FLOOR)
+                heapq.heappush(queue, (found.over, found.first, member.place, found))
+        else:
+            found = one if one.known >= EXACT else _exactly(one, one.of, evaluator)
+            exact.append((found.over, found))
+    _, best = min(exact)
     rooms = sorted(all_gpus(), key=lambda gpu: (gpu.capacity, gpu.name))
     others = tuple(gpu.name for gpu in rooms if gpu.capacity >= best.nbytes)
-    return NoFit(best.layout, best.nbytes, best.row, others[:3])
+    return NoFit(best.first, best.nbytes, best.row, others[:3])
 
 
-def _exactly(one: Near, evaluator: Evaluator) -> Near:
-    found = evaluator.exact(one.layout)
-    if found.why_not:
-        return one
-    nbytes = max(one.nbytes, found.nbytes)
-    return Near(one.layout, nbytes, found.row or one.row, 2)
+def _exactly(one: Near, layout: Layout, evaluator: Evaluator) -> Near:
+    found = evaluator.exact(layout)
+    return one if found.why_not else Near(layout, max(one.nbytes, found.nbytes), found.row or one.row, EXACT)
 
 
 __all__ = ["NoFit", "Plan", "Plans", "Point", "nearest_of", "outside_of", "plans_of"]

@@ -1,16 +1,17 @@
 """The search for the best layouts: the most promising one is looked at more closely, until the best are known exactly.
 
-Every layout has a bound of its time that only grows as more is known of it: from the model alone, from a run without a
-pipeline, from its own run, then the verdict. The layout with the lowest bound is always the next to be looked at. If it has
-been judged already, no other one can be better, so it is the next of the answer. Whatever is left has a bound that is above
-the last answer: it is slower.
+The layouts of the same degrees are in the queue together, until their common bound of the time is the lowest. Every layout has
+a bound of its time that only grows as more is known of it: from the model alone, from a run without a pipeline, from its own
+run, then the verdict. The one with the lowest bound is always the next to be looked at. If it has been judged already, no
+other one can be better, so it is the next of the answer. Whatever is left has a bound that is above the last answer: it is
+slower.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,17 +19,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.device.shown import device_items
 from memcalc.inputs.gpu import load_gpu
 from memcalc.planning.bounds import Bound
-from memcalc.planning.evaluation import EXACT, FLOOR, JUDGED, Exact, Judged
+from memcalc.planning.evaluation import ALONE, EXACT, JUDGED, Exact, Group, Judged
 
 if TYPE_CHECKING:
-    from memcalc.planning.layouts import Layout
+    from memcalc.planning.evaluation import Member
+    from memcalc.planning.layouts import Degrees, Layout
     from memcalc.planning.target import Key, Target
     from memcalc.planning.workers import Workers
 
 _PATIENCE: Final = 3.0
 _RUNS_OF_FRONT: Final = 24
 """The layouts whose own run is made for the front of time against memory."""
-_LOOKS_OF_FRONT: Final = 300
+_LOOKS_OF_FRONT: Final = 500
 """The layouts that are looked at for it, most of them by a bound alone. Both numbers keep the picture within a second or two."""
 _SMALLER: Final = 0.97
 """The share of the least memory so far below which a layout is the front's next step: a row of the picture is a tenth."""
@@ -36,15 +38,26 @@ ALLOCATOR: Final = "what the allocator reserves"
 
 
 class Candidate(NamedTuple):
-    """A layout in the queue, the best first."""
+    """A layout or a group in the queue, the best first."""
 
     key: Key
     order: int
     known: int
     seconds: float
     nbytes: int
-    layout: Layout
+    of: Layout | Group
     judged: Judged | None = None
+
+    @property
+    def first(self) -> Layout:
+        """Return the layout, or the first of a group's degrees."""
+        return first_of(self.of)
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout. A group is none."""
+        assert not isinstance(self.of, Group)
+        return self.of
 
 
 class Fit(NamedTuple):
@@ -57,17 +70,32 @@ class Fit(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A layout that is too large: the bytes that it needs at least, and what most of them are."""
+    """A layout or a group that is too large: the bytes that it needs at least, and what most of them are."""
 
-    layout: Layout
+    of: Layout | Group
     nbytes: int
     row: str
     known: int
 
     @property
+    def first(self) -> Layout:
+        """Return the layout, or the first of a group's degrees."""
+        return first_of(self.of)
+
+    @property
     def over(self) -> int:
         """Return the bytes that the GPU lacks."""
-        return self.nbytes - load_gpu(self.layout.gpu).capacity
+        return self.nbytes - load_gpu(self.first.gpu).capacity
+
+
+def first_of(of: Layout | Group) -> Layout:
+    """Return a layout, or the first of a group's degrees."""
+    return of.degrees.first if isinstance(of, Group) else of
+
+
+def number_of(of: Layout | Group) -> int:
+    """Return the number of layouts: one, or those of a group that are not refused."""
+    return of.refusals.valid() if isinstance(of, Group) else 1
 
 
 @dataclass
@@ -107,12 +135,12 @@ class Search:
     @property
     def slower(self) -> int:
         """Return the number of layouts that are left in the queue."""
-        return len(self._queue)
+        return sum(number_of(one.of) for one in self._queue)
 
-    def run(self, layouts: Iterable[Layout]) -> None:
-        """Search the layouts until the best are known, or until Ctrl-C."""
+    def run(self, degrees: Iterable[Degrees]) -> None:
+        """Search layouts until the best are known, or until Ctrl-C."""
         try:
-            self._fill(layouts)
+            self._fill(degrees)
             while self._queue and len(self.found) < self.top:
                 self._look()
             self.complete = True
@@ -120,32 +148,28 @@ class Search:
         except KeyboardInterrupt:
             self._judge_the_rest()
 
-    def _fill(self, layouts: Iterable[Layout]) -> None:
-        for order, layout, refusal, bound in self._workers.floors(self._counted(layouts)):
-            if bound is None:
-                self.counts.invalid[refusal] += 1
-            else:
-                self._push(order, layout, FLOOR, bound)
+    def _fill(self, degrees: Iterable[Degrees]) -> None:
+        for group in self._workers.groups(degrees):
+            self.counts.invalid += group.refusals.refused()
+            if number_of(group):
+                self._push(self.counts.enumerated, group, ALONE, group.bound)
+            self.counts.enumerated += len(group.degrees)
 
-    def _counted(self, layouts: Iterable[Layout]) -> Iterator[Layout]:
-        for layout in layouts:
-            self.counts.enumerated += 1
-            yield layout
-
-    def _push(self, order: int, layout: Layout, known: int, bound: Bound) -> None:
-        """Queue a layout, unless it is too large or misses the target."""
-        needs = bound.nbytes + outside_of(layout)
-        if needs > load_gpu(layout.gpu).capacity:
-            self._too_large(Near(layout, needs, bound.row, known))
+    def _push(self, order: int, of: Layout | Group, known: int, bound: Bound) -> None:
+        """Queue a layout or a group, unless it is too large or misses the target."""
+        first = first_of(of)
+        needs = bound.nbytes + outside_of(first)
+        if needs > load_gpu(first.gpu).capacity:
+            self._too_large(Near(of, needs, bound.row, known))
             return
-        if not self.target.is_met(layout.gpu, layout.gpus, bound.seconds):
-            self.counts.misses += 1
+        if not self.target.is_met(first.gpu, first.gpus, bound.seconds):
+            self.counts.misses += number_of(of)
             return
-        key = self.target.key(layout.gpu, layout.gpus, bound.seconds)
-        heapq.heappush(self._queue, Candidate(key, order, known, bound.seconds, bound.nbytes, layout))
+        key = self.target.key(first.gpu, first.gpus, bound.seconds)
+        heapq.heappush(self._queue, Candidate(key, order, known, bound.seconds, bound.nbytes, of))
 
     def _too_large(self, near: Near) -> None:
-        self.counts.too_large[near.row] += 1
+        self.counts.too_large[near.row] += number_of(near.of)
         self.near.append(near)
 
     def _look(self) -> None:
@@ -160,7 +184,7 @@ class Search:
                 return
             taken.append(heapq.heappop(self._queue))
         try:
-            results = self._workers.look([(one.known, one.layout) for one in taken])
+            results = self._workers.look([(one.known, one.of) for one in taken])
         except KeyboardInterrupt:
             for one in taken:
                 heapq.heappush(self._queue, one)
@@ -174,10 +198,13 @@ class Search:
         assert one.judged is not None
         self.found.append(Fit(one.layout, one.seconds, one.nbytes, one.judged))
 
-    def _looked(self, one: Candidate, result: Bound | Exact | Judged) -> None:
+    def _looked(self, one: Candidate, result: Bound | list[Member] | Exact | Judged) -> None:
         if isinstance(result, Bound):
             bound = result._replace(seconds=max(one.seconds, result.seconds))
-            self._push(one.order, one.layout, one.known + 1, bound)
+            self._push(one.order, one.of, one.known + 1, bound)
+        elif isinstance(result, list):
+            for place, layout, bound in result:
+                self._push(one.order + place, layout, one.known + 1, bound)
         elif isinstance(result, Exact):
             self._measured(one, result)
         elif result.fits:
@@ -213,10 +240,10 @@ class Search:
             while self._queue and runs < _RUNS_OF_FRONT and looks < _LOOKS_OF_FRONT:
                 one = heapq.heappop(self._queue)
                 aside.append(one)
-                is_known = one.known >= EXACT or one.layout.engine not in engines
-                if is_known or one.nbytes + outside_of(one.layout) >= _SMALLER * least:
+                is_known = one.known >= EXACT or one.first.engine not in engines
+                if is_known or one.nbytes + outside_of(one.first) >= _SMALLER * least:
                     continue
-                (result,) = self._workers.look([(one.known, one.layout)])
+                (result,) = self._workers.look([(one.known, one.of)])
                 aside.pop()
                 looks += 1
                 runs += isinstance(result, Exact)

@@ -5,30 +5,21 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing.process import BaseProcess
 
     from memcalc.planning.bounds import Bound
-    from memcalc.planning.evaluation import Evaluator, Exact, Judged
-    from memcalc.planning.layouts import Layout
+    from memcalc.planning.evaluation import Evaluator, Exact, Group, Judged, Member
+    from memcalc.planning.layouts import Degrees, Layout
 
-_CHUNK: Final = 400
-"""The layouts that a process is given at a time, to be refused or bounded."""
-
-
-class Floor(NamedTuple):
-    """A layout with its bound from the model alone; with the line that refuses it, and None, if it is refused."""
-
-    order: int
-    layout: Layout
-    refusal: str
-    bound: Bound | None
+_CHUNK: Final = 20
+"""The degrees whose layouts a process is given at a time, to be refused or bounded."""
 
 
-Look = tuple[int, "Layout"]
+Look = tuple[int, "Layout | Group"]
 
 
 class Workers:
@@ -39,12 +30,11 @@ class Workers:
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
 
-    def floors(self, layouts: Iterable[Layout]) -> Iterator[Floor]:
-        """Yield every layout with its bound or its refusal, in order."""
-        for order, layout in enumerate(layouts):
-            yield _floor(self._evaluator, order, layout)
+    def groups(self, degrees: Iterable[Degrees]) -> Iterator[Group]:
+        """Yield the layouts of each degrees with their bound and their refusals, in order."""
+        return map(self._evaluator.group, degrees)
 
-    def look(self, looks: Sequence[Look]) -> list[Bound | Exact | Judged]:
+    def look(self, looks: Sequence[Look]) -> list[Bound | list[Member] | Exact | Judged]:
         """Return what is to be known next of each layout."""
         return [self._evaluator.look(*one) for one in looks]
 
@@ -77,11 +67,11 @@ class Processes(Workers):
             )
         return self._pool
 
-    def floors(self, layouts: Iterable[Layout]) -> Iterator[Floor]:
-        for found in self._start().map(_floors, _chunks(enumerate(layouts))):
+    def groups(self, degrees: Iterable[Degrees]) -> Iterator[Group]:
+        for found in self._start().map(_groups, _chunks(degrees)):
             yield from found
 
-    def look(self, looks: Sequence[Look]) -> list[Bound | Exact | Judged]:
+    def look(self, looks: Sequence[Look]) -> list[Bound | list[Member] | Exact | Judged]:
         return list(self._start().map(_look, looks))
 
     def close(self) -> None:
@@ -111,20 +101,15 @@ def _begin(evaluator: Evaluator) -> None:
     _own.append(evaluator)
 
 
-def _floor(evaluator: Evaluator, order: int, layout: Layout) -> Floor:
-    refusal = evaluator.refusal(layout)
-    return Floor(order, layout, refusal, None if refusal else evaluator.floor(layout))
-
-
-def _floors(layouts: Sequence[tuple[int, Layout]]) -> list[Floor]:
-    return [_floor(_own[0], order, layout) for order, layout in layouts]
+def _groups(degrees: Sequence[Degrees]) -> list[Group]:
+    return [_own[0].group(one) for one in degrees]
 
 
 def _look(look: Look) -> Any:
     return _own[0].look(*look)
 
 
-def _chunks(layouts: Iterable[tuple[int, Layout]]) -> Iterator[list[tuple[int, Layout]]]:
-    rest = iter(layouts)
+def _chunks(degrees: Iterable[Degrees]) -> Iterator[list[Degrees]]:
+    rest = iter(degrees)
     while chunk := list(islice(rest, _CHUNK)):
         yield chunk

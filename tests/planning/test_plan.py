@@ -36,6 +36,10 @@ ASKED: dict[str, Any] = {"gpu": "h100-80gb", "gpus": 4, "global_batch_size": 16,
         ({"jobs": 0}, "--jobs 0: allowed"),
         ({"dp": 2}, "--dp 2: the search decides it"),
         ({"zzz": 2}, "--zzz: unknown option"),
+        ({"engine": "data-parallel"}, "or memcalc estimate --engine data-parallel"),
+        ({"engine": "parameter-server"}, "allowed: --engine none, ddp, deepspeed, fsdp2, megatron, fsdp1, or"),
+        ({"engine": "colossalai"}, "--engine colossalai: memcalc plan has no bounds for this engine's layouts"),
+        ({"engine": None, "tp_dims": "2"}, "or memcalc estimate --tp-dims 2"),
     ],
 )
 def test_bad_input_is_one_line(changed: dict[str, Any], words: str) -> None:

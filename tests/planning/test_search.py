@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import memcalc
+from memcalc.planning.bounds import Bound
 from memcalc.planning.evaluation import Evaluator
-from memcalc.planning.layouts import Space
+from memcalc.planning.layouts import Layout, Space
 from memcalc.planning.plan import base_of, limits_of
+from memcalc.planning.refusals import refusals_of
 from memcalc.planning.search import outside_of
 from memcalc.setup.resolved import resolve
 from memcalc.timing.step import StepTime
@@ -26,6 +29,7 @@ QUESTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (SMALL, {"gpus": 4, "engine": "megatron", "global_batch_size": 16, "seq_len": 2048}),
     (SMALL, {"gpus": 2, "global_batch_size": 8, "seq_len": 1024, "max_micro_batch_size": 2}),
     (EXPERTS, {"gpus": 4, "engine": "megatron", "global_batch_size": 8, "seq_len": 1024, "max_micro_batch_size": 4}),
+    (SMALL, {"gpus": 4, "engine": "fsdp1", "global_batch_size": 16, "seq_len": 1024}),
 ]
 GPU = "rtx4090"
 
@@ -37,6 +41,12 @@ def every_layout(config: Any, question: dict[str, Any], gpu: str = GPU) -> tuple
     base = base_of(fixed, model)
     space = Space(fixed, most, model.layers, model.program.routed[1], base.global_batch_size or 1, 8)
     return Evaluator(model, base, fixed), list(space.layouts(gpu, question["gpus"])), fixed
+
+
+def bounds_of(evaluator: Evaluator, layout: Layout) -> tuple[Bound, ...]:
+    """Return every bound of a layout."""
+    looks = evaluator.floor, evaluator.shared, evaluator.unrecomputed, evaluator.probed, evaluator.sent
+    return tuple(look(layout) for look in looks)
 
 
 @pytest.mark.slow
@@ -83,7 +93,7 @@ def test_no_bound_is_above_the_exact_number(config: dict[str, Any], question: di
         exact = evaluator.exact(layout)
         if exact.why_not:
             continue
-        for bound in (evaluator.floor(layout), evaluator.probed(layout), evaluator.sent(layout)):
+        for bound in bounds_of(evaluator, layout):
             assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
             assert not exact.fits or bound.seconds <= exact.seconds, layout
 
@@ -94,9 +104,21 @@ def test_no_bound_of_a_real_model_is_above_the_exact_number() -> None:
     valid = [layout for layout in layouts if not evaluator.refusal(layout)]
     for layout in valid[::20]:
         exact = evaluator.exact(layout)
-        for bound in (evaluator.floor(layout), evaluator.probed(layout), evaluator.sent(layout)):
+        for bound in bounds_of(evaluator, layout):
             assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
             assert not exact.fits or bound.seconds <= exact.seconds, layout
+
+
+@pytest.mark.parametrize(("config", "engine"), [(SMALL, "fsdp2"), (SMALL, "megatron"), (EXPERTS, "megatron")])
+def test_the_bound_of_layouts_of_the_same_degrees_is_above_none_of_theirs(config: dict[str, Any], engine: str) -> None:
+    question = {"gpus": 4, "engine": engine, "global_batch_size": 16, "seq_len": 1024}
+    evaluator, _, fixed = every_layout(config, question)
+    space = Space(fixed, limits_of({})[0], 8, evaluator.model.program.routed[1], 16, 8)
+    for degrees in space.degrees(GPU, 4):
+        group = evaluator.group(degrees)
+        for _, layout, bound in evaluator.members(group):
+            assert group.bound.nbytes <= bound.nbytes, layout
+            assert group.bound.seconds <= bound.seconds * (1 + 1e-12), layout
 
 
 def test_processes_find_the_same() -> None:
@@ -139,11 +161,20 @@ def test_a_model_that_fits_nowhere_says_by_how_much() -> None:
 
 @pytest.mark.parametrize("config", [SMALL, EXPERTS])
 def test_a_layout_is_refused_if_its_estimate_is(config: dict[str, Any]) -> None:
-    evaluator, layouts, _ = every_layout(config, {"gpus": 8, "global_batch_size": 16, "seq_len": 1024})
+    evaluator, layouts, fixed = every_layout(config, {"gpus": 8, "global_batch_size": 16, "seq_len": 1024})
+    space = Space(fixed, limits_of({})[0], 8, evaluator.model.program.routed[1], 16, 8)
+    lines = {}
+    for degrees in space.degrees(GPU, 8):
+        refusals = refusals_of(degrees, evaluator.refusal)
+        own = {layout: refusals.line(layout) for layout in degrees.layouts()}
+        assert refusals.refused() == Counter(filter(None, own.values()))
+        assert refusals.valid() == len(degrees) - refusals.refused().total()
+        lines |= own
+    assert [*lines] == layouts
     for layout in layouts:
         line = ""
         try:
             resolve(evaluator.base._replace(**layout._asdict()), evaluator.model)
         except memcalc.InputError as error:
             line = str(error)
-        assert bool(evaluator.refusal(layout)) == bool(line), layout
+        assert bool(evaluator.refusal(layout)) == bool(lines[layout]) == bool(line), layout
