@@ -1,9 +1,9 @@
 """All keys of the files of trainers, with spaces, so that one of a script's own can be told from theirs. Names alone:
 `trainer_keys` has those that tell and matter.
 
-Source: transformers/training_args.py of 4.x and 5.23 and training_args_seq2seq.py; trl/trainer, trl/experimental and trl/scripts
-of 1.16 and alignment-handbook's and open-r1's configs.py; LLaMA-Factory at ff6d4d1 and of 2024, src/llamafactory/hparams;
-axolotl at 067b021, src/axolotl/utils/schemas and the arguments of its integrations.
+Source: transformers/training_args.py of 4.x and 5.23 and its Seq2SeqTrainingArguments; trl/trainer, trl/experimental and
+trl/scripts of 1.16 and the configurations of alignment-handbook and open-r1; LLaMA-Factory at ff6d4d1 and of 2024,
+src/llamafactory/hparams; axolotl at 067b021, src/axolotl/utils/schemas and the arguments of its integrations.
 """
 
 from __future__ import annotations

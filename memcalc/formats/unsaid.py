@@ -82,12 +82,16 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "lora_bias": "none",
         "adapter_dtype": "bf16" if setup.task in ("sft", *PREFERENCE) and setup.quantize != "none" else "fp32",
         "input_require_grads": _input_require_grads(setup, model),
-        "quantize_storage": setup.compute_dtype.name if setup.engine == "fsdp2" else "uint8",
+        "quantize_storage": setup.compute_dtype.name if _shares_codes(setup) else "uint8",
         "quantize_compute_dtype": None if setup.quantize == "int8" else setup.precision.split("-")[0],
         "precompute_reference": False,
         "network_gbps": _network(setup),
     }
     return {**Options._field_defaults, **own}
+
+
+def _shares_codes(setup: Setup) -> bool:
+    return setup.engine == "fsdp2" or (setup.engine == "deepspeed" and setup.zero == 3)
 
 
 def _grad_dtype(setup: Setup) -> str:

@@ -20,6 +20,8 @@ GIGABYTES: Final = (16, 24, 32, 40, 48, 80, 96, 141, 192, 288)
 """Memory of GPUs that exist, in GB as their names say."""
 GPTS: Final = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-175b")
 SMALL_LLAMAS: Final = ("llama-7b", "llama-13b", "llama-2-7b", "llama-3-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b")
+OF_32_LAYERS: Final = ("llama-7b", "llama-2-7b", "mistral-7b", "llama-3-8b")
+"""Models whose layers 2, 4, 8, 16 and 32 stages share."""
 LLAMAS: Final = (*SMALL_LLAMAS, "llama-30b", "llama-65b", "llama-2-70b", "llama-3-70b", "qwen2.5-14b", "qwen3-32b")
 GROUPED: Final = ("llama-3-8b", "mistral-7b", "llama-2-70b", "llama-3-70b", "qwen3-8b", "qwen3-32b")
 """Models with 8 key-value heads."""

@@ -43,7 +43,6 @@ from memcalc.setup.refusals import (
 )
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
-from memcalc.setup.stage_checks import check_stages, microbatch_group_size_of, with_stages
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
 from memcalc.setup.tensor_dims_checks import check_grid, tp_depth_of
 from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
@@ -109,8 +108,11 @@ def resolve(options: Options, model: Model | None) -> Setup:
 
         check_colossalai(options, precision, seq_len, model)
     global_batch_size = global_batch_size_of(options, dp)
-    check_stages(options, engine, global_batch_size // (dp * options.micro_batch_size))
-    options = with_stages(options, None if model is None else model.layers)
+    if (options.stage_layers, options.microbatch_group_size, options.wgrad_deferral_limit) != (None, None, None):
+        from memcalc.setup.stage_checks import check_stages, with_stages
+
+        check_stages(options, engine, global_batch_size // (dp * options.micro_batch_size))
+        options = with_stages(options, None if model is None else model.layers)
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     elif engine == "fsdp2" and options.pp > 1:
@@ -207,7 +209,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         encoder_stages=options.encoder_stages,
         reward_model=options.reward_model,
         stage_layers=options.stage_layers,
-        microbatch_group_size=microbatch_group_size_of(options),
+        microbatch_group_size=None if options.microbatch_group_size == options.pp else options.microbatch_group_size,
         cp_exchange_size=options.cp_exchange_size,
         wgrad_deferral_limit=options.wgrad_deferral_limit,
     )

@@ -35,12 +35,6 @@ def counts_of(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def microbatch_group_size_of(options: Options) -> int | None:
-    """Return the size of the groups; None if it is the number of ranks, as by default."""
-    given = options.microbatch_group_size
-    return None if given == options.pp else given
-
-
 def check_stages(options: Options, engine: str, micro_batches: int) -> None:
     """Raise InputError for another engine than Megatron, and for stages and groups that it refuses
     (core/transformer/pipeline_parallel_layer_layout.py; forward_backward_pipelining_with_interleaving of

@@ -66,7 +66,9 @@ def test_an_input_is_given_once() -> None:
 def test_a_plan_has_no_grids() -> None:
     said = refused(memcalc.plan, LLAMA, gpus=4, gpu="a100-40gb", engine="colossalai", global_batch_size=8)
     assert said.startswith("--engine colossalai: memcalc plan has no bounds")
-    assert said.endswith("allowed: none, ddp, deepspeed, fsdp2, megatron")
+    assert said.endswith(
+        "allowed: --engine none, ddp, deepspeed, fsdp2, megatron, fsdp1, or memcalc estimate --engine colossalai"
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from memcalc.engines.deepspeed.order import order_of
 from memcalc.engines.deepspeed.sub_groups import persistent, sub_groups_of
 from memcalc.engines.deepspeed.zero3_leaves import leaf_modules
 from memcalc.engines.deepspeed.zero3_linear import zero3_linear
-from memcalc.engines.deepspeed.zero3_scales import scales_of
 from memcalc.engines.deepspeed.zero3_step import Untraced, ZeRO3, alike_ranks
 from memcalc.engines.deepspeed.zero_layout import (
     COORDINATOR,
@@ -284,7 +283,11 @@ def _scaled_loss(model: Model, setup: Setup, count: int) -> Row:
 
 def _stage_3(model: Model, setup: Setup) -> Holdings:
     dtype, ranks = setup.compute_dtype, setup.shards
-    always = [*_shards(model, setup, "parameters"), *scales_of(model)]
+    always = _shards(model, setup, "parameters")
+    if setup.quantize != "none":
+        from memcalc.engines.deepspeed.zero3_scales import scales_of
+
+        always += scales_of(model)
     gradients = _shards(model, setup, "gradients")
     partition = sum(numel(row.shape)[0] * row.copies for row in gradients)
     size = setup.reduce_bucket_size

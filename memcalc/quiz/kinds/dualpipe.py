@@ -6,7 +6,7 @@ from typing import Final
 
 from memcalc.explanation.topics.dualpipe import IN_FLIGHT, TOPIC
 from memcalc.explanation.words import Words
-from memcalc.quiz.numbers import SMALL_LLAMAS, Draw, Setup
+from memcalc.quiz.numbers import OF_32_LAYERS, Draw, Setup
 from memcalc.quiz.of_cases import by_rule
 
 _ASKS: Final = Words(
@@ -19,7 +19,7 @@ _ASKS: Final = Words(
 def many(draw: Draw) -> Setup:
     """Return a model over some stages, with four times as many micro-batches."""
     pp = draw.one_of((4, 8, 16))
-    return Setup(model=draw.one_of(SMALL_LLAMAS), options={"gpus": pp, "pp": pp, "global_batch_size": 4 * pp})
+    return Setup(model=draw.one_of(OF_32_LAYERS), options={"gpus": pp, "pp": pp, "global_batch_size": 4 * pp})
 
 
 KINDS: Final = (by_rule(TOPIC, IN_FLIGHT, _ASKS, many, "micro-batches"),)

@@ -6,7 +6,7 @@ from typing import Final
 
 from memcalc.explanation.topics.pipedream import OLDER, TOPIC
 from memcalc.explanation.words import Words
-from memcalc.quiz.numbers import SMALL_LLAMAS, Draw, Setup
+from memcalc.quiz.numbers import OF_32_LAYERS, Draw, Setup
 from memcalc.quiz.of_cases import by_rule, exactly
 
 _ASKS: Final = Words(
@@ -19,7 +19,7 @@ _ASKS: Final = Words(
 def stages(draw: Draw) -> Setup:
     """Return a model over some stages of one GPU each."""
     pp = draw.one_of((2, 4, 8))
-    return Setup(model=draw.one_of(SMALL_LLAMAS), options={"gpus": pp, "pp": pp, "global_batch_size": 2 * pp})
+    return Setup(model=draw.one_of(OF_32_LAYERS), options={"gpus": pp, "pp": pp, "global_batch_size": 2 * pp})
 
 
 KINDS: Final = (by_rule(TOPIC, OLDER, _ASKS, stages), exactly(TOPIC, OLDER, _ASKS, stages))

@@ -7,12 +7,10 @@ from typing import Final
 from memcalc.explanation.topics.pipeline import BETWEEN, GPIPE, IN_FLIGHT, TOPIC, VERSIONS
 from memcalc.explanation.topics.tensor_parallel import ALL_REDUCES
 from memcalc.explanation.words import Words
-from memcalc.quiz.numbers import SMALL_LLAMAS, Draw, Setup, batch_of
+from memcalc.quiz.numbers import OF_32_LAYERS, SMALL_LLAMAS, Draw, Setup, batch_of
 from memcalc.quiz.of_cases import by_rule, exactly
 from memcalc.quiz.of_rules import Put, Two, letters_of, times
 
-_MODELS: Final = ("llama-7b", "llama-2-7b", "mistral-7b", "llama-3-8b")
-"""Models of 32 layers, which 2, 4, 8 and 16 stages share."""
 _BETWEEN: Final = Words(
     "how many elements cross one boundary between two stages for one micro-batch, forward and backward together?",
     "一个微批次（前向加反向）在两个相邻阶段的边界上共传输多少个元素？",
@@ -23,14 +21,14 @@ def _stages(draw: Draw) -> Setup:
     pp, micro_batches = draw.one_of((2, 4, 8, 16)), draw.one_of((16, 32, 64))
     options = {"gpus": pp, "pp": pp, **batch_of(draw)}
     return Setup(
-        model=draw.one_of(_MODELS),
+        model=draw.one_of(OF_32_LAYERS),
         options={**options, "global_batch_size": micro_batches * options["micro_batch_size"]},
     )
 
 
 def _few_micro_batches(draw: Draw) -> Setup:
     pp, micro_batches = draw.one_of((4, 8, 16)), draw.one_of((2, 4, 8, 12))
-    return Setup(model=draw.one_of(_MODELS), options={"gpus": pp, "pp": pp, "global_batch_size": micro_batches})
+    return Setup(model=draw.one_of(OF_32_LAYERS), options={"gpus": pp, "pp": pp, "global_batch_size": micro_batches})
 
 
 def _gpipe_and_1f1b(draw: Draw) -> Two:
