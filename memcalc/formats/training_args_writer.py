@@ -133,7 +133,8 @@ def _precision(setup: Setup) -> Part:
     why = {"grad_dtype": "accelerate reduces gradients in the dtype that it gathers weights in"}
     if half == "fp32" or is_switched or (not mixes and has_model_config(setup)):
         has_base = mixes == "autocast" and setup.base_dtype not in (None, "fp32")
-        has_base |= is_switched and setup.engine == "fsdp2" and setup.quantize_storage is not None  # of frozen shards
+        of_frozen_shards = setup.engine == "fsdp2" and setup.quantize_storage is not None
+        has_base |= is_switched and of_frozen_shards and setup.base_dtype != half
         return Part(keys, frozenset({"precision", "base_dtype"} if has_base else {"precision"}), takes, why)
     why["precision"] = {
         "": "the script loads the weights in that dtype",
