@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 _DTYPES: Final = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+_ADAM: Final = ("adamw", "adam")
 _PRECISIONS: Final = ("bf16-mixed", "fp16-mixed")
 
 
@@ -27,6 +28,12 @@ def precision_aware_options(options: Options, engine: str, precision: str, model
     name, on = "precision_aware_optimizer", True
     if engine != "megatron":
         refuse(name, on, "is an option of Megatron; allowed: with --engine megatron --zero 1")
+    if options.optimizer not in _ADAM:
+        refuse(
+            name,
+            on,
+            f"with optimizer {options.optimizer} Megatron refuses it; allowed: with --optimizer {', '.join(_ADAM)}",
+        )
     if options.zero != 1:
         refuse(name, on, "Megatron takes it with its distributed optimizer alone; allowed: with --zero 1")
     if model is None:

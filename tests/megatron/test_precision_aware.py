@@ -75,6 +75,10 @@ def test_megatrons_distributed_optimizer() -> None:
     [
         ({"engine": "megatron"}, "--precision-aware-optimizer on: Megatron takes it with its distributed optimizer"),
         ({"engine": "ddp"}, "--precision-aware-optimizer on: is an option of Megatron"),
+        (
+            {"engine": "megatron", "zero": 1, "optimizer": "muon"},
+            "--precision-aware-optimizer on: with optimizer muon Megatron refuses it; allowed: with --optimizer adamw, adam",
+        ),
         ({"engine": "megatron", "zero": 1, "precision": "fp32"}, "--precision-aware-optimizer on: with precision fp32"),
     ],
 )
