@@ -1,4 +1,4 @@
-"""What Megatron's precision-aware optimizer keeps of a buffer, and what its step casts."""
+"""States of Megatron's precision-aware optimizer, and the casts of its step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a configuration, in one plain line."""
+"""The first problem that pydantic finds in a configuration, in one plain line."""
 
 from __future__ import annotations
 
