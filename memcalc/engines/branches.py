@@ -85,7 +85,7 @@ def _programs(model: Model, setup: Setup) -> list[Program]:
         from memcalc.engines.deepspeed.pipeline import stage_ranks
 
         return [stage.model.program for stage in stage_ranks(model, setup)]
-    from memcalc.engines.fsdp2.pipeline import staged_ranks
+    from memcalc.engines.fsdp2.staged_rank import staged_ranks
 
     return [
         part.program.stages[0].stage_model

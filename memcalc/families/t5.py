@@ -9,7 +9,7 @@ from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import boolean, fp16, fp32, int64
 from memcalc.core.ops.attention import scaled_dot_product_attention
 from memcalc.core.ops.axes import permute
-from memcalc.core.ops.elementwise import add_, cast, dropout, like, mean, of_two, power, rsqrt, scale, softmax
+from memcalc.core.ops.elementwise import cast, dropout, like, mean, of_two, power, rsqrt, scale, softmax
 from memcalc.core.ops.loss import cross_entropy
 from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.selection import clamp_to, where_else
@@ -19,6 +19,7 @@ from memcalc.families.base.blocks import act
 from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, Ends, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, decoder_mask
 from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.relative_positions import relative_position_buckets
 from memcalc.families.base.stack import stacked
 from memcalc.families.base.support import Family, Support
 from memcalc.families.base.t5_config import T5Config
@@ -383,36 +384,6 @@ class T5(EncoderDecoder):
             if weight.dtype is not fp32:
                 hidden_states = cast(hidden_states, weight.dtype)
             return weight * hidden_states
-
-
-def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool) -> Tensor:
-    """Return T5Attention._relative_position_bucket."""
-
-    def positions(name: str) -> Tensor:
-        return like(relative_position, name)
-
-    relative_buckets = None
-    if bidirectional:
-        relative_buckets = like(cast(like(relative_position, "above", boolean), int64), "buckets")
-        relative_buckets = like(relative_buckets, "buckets")
-        relative_position = positions("distances")
-    else:
-        relative_position = like(of_two(relative_position, positions("zeros"), "distances"), "distances")
-    is_small = like(relative_position, "small", boolean)
-    relative = like(like(cast(relative_position, fp32), "div"), "log")
-    relative = like(relative, "div")
-    relative = like(relative, "mul")
-    relative = cast(relative, int64)
-    relative_position_if_large = like(relative, "large distances")
-    del relative
-    relative_position_if_large = of_two(relative_position_if_large, positions("last bucket"), "large distances")
-    chosen = of_two(relative_position, relative_position_if_large, "buckets")
-    if relative_buckets is None:
-        relative_buckets = like(chosen, "buckets")
-    else:
-        relative_buckets = add_(relative_buckets, chosen)
-    del is_small
-    return relative_buckets
 
 
 FAMILY: Final = Family(

@@ -11,14 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from memcalc.errors import one_line
 from memcalc.formats.found import REPLICAS, Found, Value
-from memcalc.formats.megatron_arguments import GPUS_PER_NODE, NODES, UNREAD, WORKSPACES, arguments_of
-from memcalc.formats.megatron_flags import KNOWN
+from memcalc.formats.megatron_arguments import GPUS_PER_NODE, NODES, WORKSPACES, arguments_of
 from memcalc.formats.megatron_model import model_of
 from memcalc.formats.megatron_notes import STATES, check_modelled, is_precision_aware, notes_of
 from memcalc.formats.megatron_section import Arguments
 from memcalc.formats.megatron_stages import layers_of, stages_of
+from memcalc.formats.megatron_unread import unknown, unread
 
 __all__ = ["arguments_of", "read"]
 
@@ -68,7 +67,7 @@ def read(file: str, arguments: Mapping[str, Any], *, with_model: bool = True) ->
     }
     model, of_model = model_of(a) if with_model else (None, ())
     files = _files(a)
-    notes += [*of_model, *notes_of(a), *_unread(a), *_unknown(a)]
+    notes += [*of_model, *notes_of(a), *unread(a), *unknown(a)]
     return Found(options, model, files, tuple(dict.fromkeys(notes)))
 
 
@@ -374,30 +373,3 @@ def _attention(a: Arguments) -> dict[str, Value]:
         return {"attention": a.value("--use-flash-attn", "flash")} if a.on("--use-flash-attn") else {}
     found = _BACKENDS.get(backend or "auto")
     return {} if found is None else {"attention": a.value(key, found)}
-
-
-# --- what is not an argument of Megatron-LM
-
-
-def _unread(a: Arguments) -> list[str]:
-    """Return notes on the words that belong to no option."""
-    hidden, others = a.hidden, [word for word in a.unread if "$" not in word and "`" not in word]
-    texts = {
-        "not constant in the file, so options in it are not read": hidden,
-        "belongs to no option, ignored": others,
-    }
-    return [
-        f"{one_line(' '.join(dict.fromkeys(words[:5])))}{' …' if len(words) > 5 else ''}: {text}"
-        for text, words in texts.items()
-        if words
-    ]
-
-
-def _unknown(a: Arguments) -> list[str]:
-    """Return one note with the options that Megatron-LM's parser does not have."""
-    known = {*("--" + name for name in KNOWN), "--" + UNREAD, "--training-script", "--" + NODES, "--nproc-per-node"}
-    unknown = [key for key in a.left() if key not in known]
-    if not unknown:
-        return []
-    more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
-    return [f"{', '.join(unknown[:20])}{more}: not in Megatron-LM's parser, ignored"]

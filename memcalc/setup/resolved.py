@@ -34,12 +34,10 @@ from memcalc.setup.parameter_server_checks import check_parameter_server, server
 from memcalc.setup.precision_aware_options import precision_aware_options
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
-    check_context_parallel,
     check_fsdp2,
     check_megatron,
     check_modelled,
     check_pipeline,
-    check_sequence_parallel,
 )
 from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
@@ -120,12 +118,16 @@ def resolve(options: Options, model: Model | None) -> Setup:
     kernels = kernels_of(options, precision, engine, model, seq_len)
     attention = None if model is None else attention_of(options, engine, model)
     if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
+        from memcalc.setup.shared_sequence_checks import check_sequence_parallel
+
         check_sequence_parallel(options, seq_len, str(attention), model)
     if engine == "fsdp2" and min(options.tp, options.ep) > 1 and seq_len is not None:
         from memcalc.layout.expert_parallel_checks import check_token_slices
 
         check_token_slices(options, seq_len)
     if engine == "deepspeed" and options.cp > 1 and model is not None and seq_len is not None:
+        from memcalc.setup.shared_sequence_checks import check_context_parallel
+
         check_context_parallel(options, seq_len, str(attention), model)
     if engine == "fsdp2" and options.cp > 1 and model is not None and seq_len is not None:
         from memcalc.layout.context_parallel_checks import check_shared_sequences

@@ -7,7 +7,7 @@ axes: dp, and cp if ranks share sequences.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim, workload_size
 from memcalc.core.dtypes import fp32, int64
@@ -16,62 +16,44 @@ from memcalc.core.tensor import Memory, new_tensor
 from memcalc.engines.base.holdings import Holdings
 from memcalc.engines.fsdp2.engine import order_of, rows_of, sharded_dtype, states_and_step
 from memcalc.engines.fsdp2.pipeline_step import UPDATE, PaperStage, gpipe, one_forward_one_backward, runtime
+from memcalc.engines.fsdp2.staged_rank import (
+    BATCH,
+    SEQ,
+    StagedRank,
+    gradient_stays,
+    handed,
+    hidden_states,
+    leads_to_itself,
+    outputs_with_gradient,
+    positions_of,
+    shared_by,
+    staged_ranks,
+)
 from memcalc.engines.fsdp2.stages import StageStep
 from memcalc.engines.fsdp2.step import COPY_IN, Sharding
 from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.families.base.stack import common_pattern
-from memcalc.inputs.model import Model
-from memcalc.pipelining.encoded import ENCODED, EncodedStage, encoded_spans
+from memcalc.pipelining.encoded import ENCODED, EncodedStage
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
-from memcalc.pipelining.programs import HIDDEN_STATES, RankProgram, Stage, spans
+from memcalc.pipelining.programs import HIDDEN_STATES, Stage
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
 from memcalc.pipelining.stashing import with_versions
 from memcalc.tape.profile import Choices, Moment, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Mapping
 
-    from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
-    from memcalc.layout.context_parallel import ContextParallel
     from memcalc.setup.setup import Setup
     from memcalc.tape.profile import Profile
 
+__all__ = ["StagedRank", "staged_ranks"]
+
 STAGE: Final = "torch/distributed/pipelining/stage.py"
-_BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
-_SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _PERIODS: Final = 6
 """The number of periods of a stage's layers that are run on paper."""
-
-
-class StagedRank(NamedTuple):
-    """One pipeline rank, with the model of its stages."""
-
-    number: int
-    model: Model
-
-    @property
-    def program(self) -> RankProgram:
-        return self.model.program  # type: ignore[return-value]
-
-
-def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
-    """Return all pipeline ranks, first to last."""
-    whole: Any = model.program
-    if not whole.one_stack:
-        of_ranks = encoded_spans(whole, setup.pp, setup.encoder_stages)
-        return [
-            StagedRank(rank, Model(model.name, model.model_type, RankProgram(whole, own)))
-            for rank, own in enumerate(of_ranks)
-        ]
-    ends, placement = (setup.first_stage_layers, setup.last_stage_layers), placement_of(setup.schedule)
-    of_ranks = spans(whole.layers, setup.pp, setup.virtual_stages, *ends, placement)
-    return [
-        StagedRank(rank, Model(model.name, model.model_type, RankProgram(whole, own)))
-        for rank, own in enumerate(of_ranks)
-    ]
 
 
 def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
@@ -135,15 +117,15 @@ def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
 def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     stages = rank.program.stages
     first, last = (any(getattr(stage.span, end) for stage in stages) for end in ("first", "last"))
-    own = rank.program.whole(_SEQ)
-    shared, positions = _shared(rank), _positions(rank, own)
+    own = rank.program.whole(SEQ)
+    shared, positions = shared_by(rank), positions_of(rank, own)
     whole = own if shared is None else shared.whole(own)
     rows: list[Row] = []
     of_chunk = Dim("micro-batches", _held_micro_batches(setup, rank.number))
     if positions is not None:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
     if not rank.program.one_stack:
-        batch = (of_chunk, _BATCH, whole)
+        batch = (of_chunk, BATCH, whole)
         names = [name for stage in stages if isinstance(stage, EncodedStage) for name in stage.batch]
         rows += [Row("buffers", name, batch, int64, life="the step's batch", source="the caller") for name in names]
     elif first or last:
@@ -153,7 +135,7 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         if halves:
             name = "input_ids of one half, labels of the other"
         micro = Dim("micro-batches", of_chunk.size * (2 if halves else 1))
-        rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
+        rows.append(Row("buffers", name, (micro, BATCH, whole), int64, life="the step's batch", source="the caller"))
     if last:
         of_losses, life = _loss_dtype(setup, rank), "until the next step's"
         rows.append(Row("buffers", "losses", (of_chunk,), of_losses, life=life, source="the caller"))
@@ -199,46 +181,6 @@ def _held_micro_batches(setup: Setup, rank: int) -> int:
     return max(own, most_in_flight(order(setup.schedule, rank, setup.pp, paper_micro_batches(setup, rank))))
 
 
-def leads_to_itself(setup: Setup, rank: int) -> bool:
-    """Tell whether a rank's second chunk follows its first one, so that nothing is sent between them: on the last rank of
-    a V."""
-    return placement_of(setup.schedule) == "in a V" and rank == setup.pp - 1
-
-
-def gradient_stays(setup: Setup, rank: StagedRank) -> bool:
-    """Tell whether a gradient goes from a rank's second chunk to its first one."""
-    follows = rank.program.stages[-1]
-    return leads_to_itself(setup, rank.number) and follows.input_wants_gradient(asks=setup.input_require_grads)
-
-
-def outputs_with_gradient(setup: Setup, rank: StagedRank) -> int:
-    """Return the number of the rank's stages that get the gradient of their hidden states from another stage."""
-    asks = setup.input_require_grads
-    return handed((s for s in rank.program.stages if s.backward_from(asks=asks) is not None), "sends", HIDDEN_STATES)
-
-
-def handed(stages: Iterable[Stage], way: Literal["receives", "sends"], name: str) -> int:
-    """Return the number of tensors of a name that stages receive or send for a micro-batch."""
-    return sum(getattr(stage, way).count(name) for stage in stages)
-
-
-def _shared(rank: StagedRank) -> ContextParallel | None:
-    """Return the sharing of sequences; None if ranks share none."""
-    return rank.program.context_parallel  # type: ignore[return-value]
-
-
-def _positions(rank: StagedRank, own: Dim) -> Input | None:
-    """Return the positions of a sequence, if the rank has `own` tokens of it. Return None if the caller does not have
-    to give them."""
-    shared = _shared(rank)
-    return rank.program.given_positions(own) if shared is None else shared.positions(own)
-
-
-def hidden_states(rank: StagedRank) -> Shape:
-    """Return the shape of a micro-batch's hidden states between two stages."""
-    return _BATCH, rank.program.between_layers(rank.program.whole(_SEQ)), rank.program.hidden
-
-
 # --- a step
 
 
@@ -254,7 +196,7 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
     size = workload_size(setup.micro_batch_size, setup.tokens_per_part)
     whole = rank.program.whole(size.seq)
-    shared, given = _shared(rank), _positions(rank, whole)
+    shared, given = shared_by(rank), positions_of(rank, whole)
     parallel = rank.program.tensor_parallel
     shard = rank.program.between_layers(whole)
     paper: list[PaperStage] = []
@@ -320,7 +262,7 @@ def _on_paper(stage: Any, run: Run, hooks: StageStep, tokens: Tensor, hidden: Te
 
 def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:
     """Return the tensors held around a step if ranks share sequences."""
-    shared, stages = _shared(rank), rank.program.stages
+    shared, stages = shared_by(rank), rank.program.stages
     if shared is None:
         return []
     has_batch = stages[0].span.first or stages[-1].span.last

@@ -11,16 +11,9 @@ from memcalc.core.dims import evaluate, formula, numel
 from memcalc.engines.base.clipping import norm_over_stages, norms
 from memcalc.engines.base.sent import of_stages
 from memcalc.engines.fsdp2.engine import sharded_dtype
-from memcalc.engines.fsdp2.pipeline import (
-    STAGE,
-    actions_of,
-    gradient_stays,
-    handed,
-    hidden_states,
-    leads_to_itself,
-    paper_micro_batches,
-)
+from memcalc.engines.fsdp2.pipeline import STAGE, actions_of, paper_micro_batches
 from memcalc.engines.fsdp2.sizes import padded_elements
+from memcalc.engines.fsdp2.staged_rank import gradient_stays, handed, hidden_states, leads_to_itself
 from memcalc.layout.collectives import Collective, Kind, Overlap
 from memcalc.layout.layer_kinds import LayerKind, Shares, in_named_dims
 from memcalc.pipelining.encoded import COPIES, ENCODED, EncodedStage, encoded_spans
@@ -32,7 +25,7 @@ from memcalc.setup.setup import DTYPES
 
 if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
-    from memcalc.engines.fsdp2.pipeline import StagedRank
+    from memcalc.engines.fsdp2.staged_rank import StagedRank
     from memcalc.families.base.module import Weight
     from memcalc.pipelining.programs import Stage
     from memcalc.setup.setup import Setup

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.core.dims import Dim, Shape, evaluate, numel
 from memcalc.core.dtypes import DType, boolean, fp32, int64
 from memcalc.core.rows import Component, Row
-from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries, temporaries_of
+from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries
 from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import is_by_layer, shards_buffers, updated
 from memcalc.families.base.architecture import Architecture, architecture_of
@@ -203,7 +203,9 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
         always += _padding(setup, buffer)
         parameters = _of_one_rank(setup, buffer)
         if setup.precision_aware_optimizer:
-            states, moment = _precision_aware(setup, buffer, parameters)
+            from memcalc.engines.megatron.precision_aware_states import states_and_casts
+
+            states, moment = states_and_casts(setup, buffer, parameters)
             always += states
             aware.append(moment)
             continue
@@ -239,25 +241,6 @@ def deferred(setup: Setup, stage: Stage) -> tuple[Row, ...]:
         for name, shape in shapes.items()
         if count
     )
-
-
-def _precision_aware(setup: Setup, buffer: Buffer, parameters: list[Parameter]) -> tuple[list[Row], list[Row]]:
-    """Return the states of Transformer Engine's FusedAdam and what its step casts."""
-    from memcalc.megatron.precision_aware import pieces, precision_aware
-
-    optimizer = precision_aware(setup)
-    many = -(-sum(buffer.weights.values()) // buffer.ranks)
-    states = [
-        Row("optimizer_states", f"{s.parameter.name}: {s.name}", s.shape, s.dtype,
-            s.count * (many if s.name.endswith("scale") else 1), s.life, "modelled", s.source)
-        for s in optimizer.states(parameters, fp32, "fused")
-    ]  # fmt: skip
-    elements = sum(numel(p.shape)[0] * p.count for p in parameters)
-    largest = max((numel(w.shape)[0] for w in buffer.weights), default=0)
-    moment = temporaries_of(
-        optimizer, "fused", pieces(elements, largest), setup.compute_dtype, DTYPES[setup.grad_dtype]
-    )
-    return states, moment
 
 
 def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:

@@ -13,7 +13,6 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Final,
     Literal,
     NamedTuple,
     Self,
@@ -25,7 +24,7 @@ from typing import (
 from memcalc.errors import quoted
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    pass
 
 
 class Bounds(NamedTuple):
@@ -154,6 +153,8 @@ class FamilyConfig:
         try:
             checked = model.model_validate(cls.renamed(config))
         except ValidationError as error:
+            from memcalc.families.base.first_problem import first_problem
+
             raise ValueError(first_problem(error)) from None
         made = cls(**{name: getattr(checked, name) for name in known})
         _check_unread(made, config)
@@ -239,28 +240,6 @@ def _check_head_dim(made: FamilyConfig, config: Mapping[str, Any]) -> None:
         raise ValueError(f"field `head_dim` is {quoted(given)}; it should be an even number or null")
     if isinstance(made, RotaryConfig) and made.reads_head_dim and given != made.width_of_head:
         raise ValueError(f"head_dim {given} has to be the {made.width_of_head} dims that a head has")
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem of a validation as "field `x` is v; should be ..."."""
-    problem = error.errors(include_url=False)[0]
-    loc = [str(part) for part in problem["loc"]]
-    said = problem["msg"].replace("Input should", "it should")
-    if "constrained-int" in loc:  # a number or a list of numbers: pydantic names the one that it tried first
-        loc = loc[: loc.index("constrained-int")]
-        said = f"{_PLAIN.get(problem['type'], said)}, or a list of such numbers"
-        bounds: dict[str, Any] = problem.get("ctx", {})
-        said = said.format(bounds.get("ge"))
-    field = ".".join(loc)
-    given = "missing" if problem["type"] == "missing" else quoted(problem["input"])
-    return f"field `{field}` is {given}; {said}"
-
-
-_PLAIN: Final = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "it should be a whole number"),
-    "greater_than_equal": "it should be a whole number from {} up",
-}
-"""Messages about numbers, in plain words."""
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast, get_ty
 
 from memcalc.core.dims import Dim
 from memcalc.errors import nearest, one_line, quoted
-from memcalc.families.base.config import first_problem
+from memcalc.families.base.first_problem import first_problem
 from memcalc.families.base.layers.kinds import by_torch_name, kinds
 from memcalc.families.base.layers.network import Chain, Concat, Entry, One, Repeated, Residual
 from memcalc.families.base.layers.torch_lines import Called, is_call, parse_call, parse_repr
