@@ -282,19 +282,6 @@ def backward(
     del root_gradient
 
 
-def backward_of_several(
-    outputs: Sequence[Tensor], gradients: Sequence[Tensor], queued: Callable[[], None] | None = None
-) -> None:
-    """Run `torch.autograd.backward(outputs, gradients)`. The caller's frame keeps the gradients alive."""
-    memory = outputs[0].memory
-    inbox: dict[Node, list[Tensor | None]] = {}
-    for output, gradient in zip(outputs, gradients, strict=True):
-        assert output.node is not None
-        inbox.setdefault(output.node, [None] * output.node.outputs)[output.output] = gradient
-    run_graph(memory, inbox, queued)
-    memory.scope = ""
-
-
 def run_graph(
     memory: Memory,
     inbox: dict[Node, list[Tensor | None]],

@@ -32,7 +32,7 @@ _REFUSED: Final = {
     "flux": "makes images, which is not modelled",
 }
 _REFUSED_WITH_ANY: Final = ("flux",)
-"""Those whose step is no language model's."""
+"""The models whose step is no language model's."""
 
 
 class _Model(NamedTuple):

@@ -48,16 +48,16 @@ FILES: Final = "nvme"
 
 
 class Weights(NamedTuple):
-    """Where a rank's parts of the weights are, by the weights' place in definition order."""
+    """The places of a rank's parts of the weights, by the weights' place in definition order."""
 
     parts: tuple[int, ...]
     """The elements of each part."""
     written: frozenset[int]
-    """Those that have got a file."""
+    """The weights whose part has a file."""
     in_files: frozenset[int]
-    """Those that are there alone."""
+    """The weights whose part is in a file alone."""
     alone: frozenset[int]
-    """Those with a block of their own on the host."""
+    """The weights whose part has a block of its own on the host."""
     flat: int
     """The elements of the host's block for sub-groups."""
     largest: tuple[int, ...]
@@ -158,7 +158,7 @@ class Reading(Coordinator):
         """Begin a step. What is kept whole has a buffer since the step before (_post_step)."""
         self.weights, self.read = weights, read
         self.in_buffer: dict[int, bool] = dict.fromkeys(self.persistent & weights.in_files, True)
-        """Whether the part of a weight has been waited for."""
+        """True if the part of a weight has been waited for."""
         self.unused = weights.buffers - len(self.in_buffer)
 
     def let_go(self, i: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.core.autograd import backward, backward_of_several
+from memcalc.core.autograd import backward
+from memcalc.core.several_roots import backward_of_several
 from memcalc.core.tensor import Tensor
 from memcalc.engines.fsdp2.pipeline_step import PaperStage, detached, taken
 
