@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from gpt_on_paper import ran_on_paper
 from megatron_layers_oracle import Ran, layers_step
 
-from memcalc.core.autograd import backward
-from memcalc.core.dims import numel, workload_size
-from memcalc.core.dtypes import bf16
-from memcalc.core.tensor import Memory, new_tensor
 from memcalc.families.base.architecture import Architecture
-from memcalc.families.base.module import Run
-from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import Layout
 
 GPT = Architecture(
@@ -50,29 +45,7 @@ BATCH, SEQ = 2, 32
 
 def on_paper(a: Architecture, attention: str, tp: int) -> Ran:
     layout = Layout(tp, tp > 1, layers=a.layers, first=False, last=False, fuses_accumulation=False, mask_in_batch=False)
-    model = GPTModel(a, layout)
-    memory, size = Memory(), workload_size(BATCH, SEQ // tp)
-    run = Run(memory, bf16, attention, False, size.batch, size.seq, True)
-    for weight in model.weights():
-        run.add_weight(weight)
-    parameters = {w.name.replace("*", str(w.layer)): tuple(d.size for d in w.shape) for w in model.weights()}
-    (ids,) = model.give(run)
-    start = len(memory.log)
-    memory.enter("forward", None)
-    out = model.forward(run, ids)
-    end = len(memory.log)
-    memory.enter("backward", None)
-    grad = new_tensor(memory, out.shape, bf16, "received gradient")
-    backward(out, gradient=grad)
-    live, highest, found = 0, 0, {}
-    for place, event in enumerate(memory.log[start:], start):
-        if place == end:
-            found["saved"], found["forward"], highest = live, highest, live
-        row = memory.rows[event if event >= 0 else ~event]
-        nbytes = numel(row.shape)[0] * row.dtype.itemsize
-        live += nbytes if event >= 0 else -nbytes
-        highest = max(highest, live)
-    return Ran(parameters, found["saved"], found["forward"], highest)
+    return ran_on_paper(a, layout, BATCH, SEQ, attention)
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from gpt_on_paper import ran_on_paper
 from megatron_latent_oracle import latent_step
 from megatron_layers_oracle import Ran
 
-from memcalc.core.autograd import backward
-from memcalc.core.dims import numel, workload_size
-from memcalc.core.dtypes import bf16
-from memcalc.core.tensor import Memory, new_tensor
 from memcalc.families.base.architecture import Architecture, Latent
-from memcalc.families.base.module import Run
-from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import Layout
 
 LATENT = Latent(q_rank=24, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=12)
@@ -35,28 +30,8 @@ BATCH, SEQ = 2, 32
 
 
 def on_paper(a: Architecture) -> Ran:
-    model = GPTModel(a, Layout(layers=a.layers, first=False, last=False, fuses_accumulation=False, mask_in_batch=False))
-    memory, size = Memory(), workload_size(BATCH, SEQ)
-    run = Run(memory, bf16, "sdpa", False, size.batch, size.seq, True)
-    for weight in model.weights():
-        run.add_weight(weight)
-    parameters = {w.name.replace("*", str(w.layer)): tuple(d.size for d in w.shape) for w in model.weights()}
-    (ids,) = model.give(run)
-    start = len(memory.log)
-    memory.enter("forward", None)
-    out = model.forward(run, ids)
-    end = len(memory.log)
-    memory.enter("backward", None)
-    backward(out, gradient=new_tensor(memory, out.shape, bf16, "received gradient"))
-    live, highest, found = 0, 0, {}
-    for place, event in enumerate(memory.log[start:], start):
-        if place == end:
-            found["saved"], found["forward"], highest = live, highest, live
-        row = memory.rows[event if event >= 0 else ~event]
-        nbytes = numel(row.shape)[0] * row.dtype.itemsize
-        live += nbytes if event >= 0 else -nbytes
-        highest = max(highest, live)
-    return Ran(parameters, found["saved"], found["forward"], highest)
+    layout = Layout(layers=a.layers, first=False, last=False, fuses_accumulation=False, mask_in_batch=False)
+    return ran_on_paper(a, layout, BATCH, SEQ)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from gpt_on_paper import ran_on_paper
 from megatron_layers_oracle import Ran
 from megatron_mtp_oracle import predicting_step
 
-from memcalc.core.autograd import backward
-from memcalc.core.dims import numel, workload_size
-from memcalc.core.dtypes import bf16
-from memcalc.core.tensor import Memory
 from memcalc.families.base.architecture import Architecture
-from memcalc.families.base.module import Run
 from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import Layout
 
@@ -38,28 +34,7 @@ def on_paper(a: Architecture, tp: int, first: bool) -> Ran:
     layout = Layout(
         tp, tp > 1, layers=a.layers, first=first, last=True, ends=True, fuses_accumulation=False, mask_in_batch=False
     )
-    model = GPTModel(a, layout)
-    memory, size = Memory(), workload_size(BATCH, SEQ // tp)
-    run = Run(memory, bf16, "sdpa", False, size.batch, size.seq, True)
-    for weight in model.weights():
-        run.add_weight(weight)
-    parameters = {w.name.replace("*", str(w.layer)): tuple(d.size for d in w.shape) for w in model.weights()}
-    (ids,) = model.give(run)
-    start = len(memory.log)
-    memory.enter("forward", None)
-    out = model.forward(run, ids)
-    end = len(memory.log)
-    memory.enter("backward", None)
-    backward(out)
-    live, highest, found = 0, 0, {}
-    for place, event in enumerate(memory.log[start:], start):
-        if place == end:
-            found["saved"], found["forward"], highest = live, highest, live
-        row = memory.rows[event if event >= 0 else ~event]
-        nbytes = numel(row.shape)[0] * row.dtype.itemsize
-        live += nbytes if event >= 0 else -nbytes
-        highest = max(highest, live)
-    return Ran(parameters, found["saved"], found["forward"], highest)
+    return ran_on_paper(a, layout, BATCH, SEQ)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["last-stage", "one-stage"])

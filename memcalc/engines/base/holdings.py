@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memcalc.core.dims import Dim, Poly, numel
+from memcalc.core.dims import Dim, numel
 from memcalc.core.dtypes import DType
 from memcalc.core.rows import Row
 from memcalc.core.tensor import Memory, StorageRow
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
-_NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
 
 ENOUGH_MICRO_BATCHES: Final = 3
 """The micro-batches of a step that can differ: the first, one that finds sums of gradients and leaves them, and the

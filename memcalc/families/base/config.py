@@ -83,7 +83,6 @@ Activation = Literal[
 
 LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
-RopeType = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
 
 _REFUSED: Mapping[str, Sequence[Any]] = {
     "is_causal": (True,),
