@@ -100,7 +100,7 @@ class RecurrentGemmaConfig(RotaryConfig):
         check_divides(self, "num_attention_heads", "num_key_value_heads")
         if self.width_of_recurrence % self.num_attention_heads:
             raise ValueError(
-                f"lru_width {self.width_of_recurrence} does not divide by num_attention_heads {self.num_attention_heads}"
+                f"lru_width {self.width_of_recurrence} is not divisible by num_attention_heads {self.num_attention_heads}"
             )
         if self.intermediate_size < 2:
             raise ValueError("intermediate_size 1 leaves nothing to the feed-forward block, which has half of it")

@@ -226,7 +226,11 @@ def from_path(path: Path) -> Model:
     if not file.exists():
         raise InputError(f"--model {one_line(path)}: this folder has no config.json")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return from_config(read_json_object(file, "--model"), name)
+    fields = read_json_object(file, "--model")
+    try:
+        return from_config(fields, name)
+    except InputError as error:  # of the file that was given, not of the name that its model gets
+        raise InputError(str(error).replace(f"--model {one_line(name)}:", f"--model {one_line(path)}:", 1)) from None
 
 
 def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, notes: tuple[str, ...] = ()) -> Model:
