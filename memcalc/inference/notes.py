@@ -45,7 +45,9 @@ def _of_length(inferred: Inferred) -> list[str]:
     asked, most = inferred.asked, inferred.model.program.max_seq_len
     if asked.prompt_len is None or most is None or asked.prompt_len + (asked.new_tokens or 0) <= most:
         return []
-    return [f"{inferred.model.name} was made for at most {most} tokens; the estimate holds, the model's quality may suffer"]
+    return [
+        f"{inferred.model.name} was made for at most {most} tokens; the estimate holds, the model's quality may suffer"
+    ]
 
 
 def _of_engine(inferred: Inferred) -> list[str]:

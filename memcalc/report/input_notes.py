@@ -25,8 +25,8 @@ def _of_length(report: Report) -> list[str]:
     if tokens is None or most is None or tokens <= most:
         return []
     return [
-        f"--seq-len {tokens}: {report.model.name} was made for at most {most} tokens; the estimate holds, the model's quality may "
-        "suffer"
+        f"--seq-len {tokens}: {report.model.name} was made for at most {most} tokens; the estimate holds, the model's quality "
+        "may suffer"
     ]
 
 
