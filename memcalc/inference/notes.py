@@ -54,8 +54,8 @@ def _of_engine(inferred: Inferred) -> list[str]:
     engine = inferred.asked.engine
     version = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23"}[engine]
     out = [
-        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward, which the engine's fused kernels "
-        "stay near to"
+        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward, to which the engine's fused "
+        "kernels are close"
     ]
     if inferred.gpu is None:
         out.append("what the engine reserves depends on the GPU: give --gpu")
