@@ -331,7 +331,7 @@ def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tu
     if seq.size > 2:
         zeros, early = recurrent_states, plus(seq, -3)
         recurrent_states = new_tensor(memory, (batch, lru), fp32, "states")
-        # What `.type(acc_dtype)` leaves alone is no copy. The first step multiplies zeros, which want no gradient.
+        # What `.type(acc_dtype)` leaves alone is no copy. The first step multiplies zeros, which require no gradient.
         gates = recurrent_gate if recurrent_gate.dtype is fp32 else Block((early, batch, lru), fp32, "gates in fp32")
         kept = [zeros, Block((early, batch, lru), fp32, "states"), gates]
         earlier_steps([recurrent_states, contextualized_states], (recurrent_gate, hidden_states), kept)

@@ -96,7 +96,7 @@ class Model:
 
     @property
     def trainable_parameters(self) -> int:
-        """Return the number of parameters that want a gradient."""
+        """Return the number of parameters that require a gradient."""
         return sum(numel(w.shape)[0] * self.trainable(w) for w in self.weight_classes)
 
     @property
@@ -124,7 +124,7 @@ class Model:
         return self._copies[weight.name, weight.shape]
 
     def trainable(self, weight: Weight) -> int:
-        """Return the number of a weight class's tensors that want a gradient."""
+        """Return the number of a weight class's tensors that require a gradient."""
         return self._trainable[weight.name, weight.shape]
 
     def trained(self, weight: Weight) -> int:
