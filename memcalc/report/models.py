@@ -88,7 +88,7 @@ def print_model(model: Model, file: IO[str]) -> None:
     table.add_column("parameters", justify="right")
     table.add_column("share", justify="right")
     for component, count in model.parameters_by_component().items():
-        table.add_row(component, f"{count:,}", f"{100 * count / model.num_parameters:.2f} %")
+        table.add_row(component, f"{count:,}", f"{100 * count / model.num_parameters:.2f}%")
     console.print(table)
     weights = Table(header_style="bold", box=None, pad_edge=False)
     weights.add_column("weight", overflow="fold")

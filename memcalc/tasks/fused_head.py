@@ -45,7 +45,7 @@ def shorter(seq: Dim) -> Dim:
 
 @dataclass(slots=True)
 class Asked:
-    """The wishes of a task for the head, and the outputs of the head."""
+    """What a task asks of the head, and what the head gives it."""
 
     labels: Tensor
     metrics: tuple[str, ...]

@@ -232,8 +232,8 @@ def test_a_topic_has_an_exact_number_beside_every_rule(name: str, language: str)
     topic = TOPICS[name]
     first, *sections = sections_of(topic, None, None, {}, language)
     assert first.text
-    assert len(sections) == len(topic.cases)
-    for section, case in zip(sections, topic.cases, strict=True):
+    assert len(sections) == len(topic.cases) + (topic.beside is not None)
+    for section, case in zip(sections, topic.cases, strict=False):
         exact = [step for step in section.steps if "memcalc" in step.what]
         assert len(exact) == (0 if case.exact is None else 1), section
 

@@ -1,6 +1,6 @@
 """Matrix products: linear layers, transformers' Conv1D, batched products.
 
-`mm` saves each factor whose counterpart wants a gradient; backward computes the second factor's gradient first
+`mm` saves each factor whose counterpart requires a gradient; backward computes the second factor's gradient first
 (aten/src/ATen/native/LinearAlgebra.cpp, FunctionsManual.cpp mm_mat1_backward, mm_mat2_backward).
 """
 
@@ -133,7 +133,7 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 @autocast("baddbmm")
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """Compute `bias + alpha * (a @ b)`, where the bias wants no gradient and alpha is not 1."""
+    """Compute `bias + alpha * (a @ b)`, where the bias requires no gradient and alpha is not 1."""
     node = None
     if recording(a, b):
         node = Node(a.memory, _baddbmm_backward, (a, b), _wanted_by_each_other(a, b), (name, a.shape, b.shape))
@@ -143,7 +143,7 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def _wanted_by_each_other(a: Tensor, b: Tensor) -> list[Tensor]:
-    """Return the factors whose counterpart wants a gradient."""
+    """Return the factors whose counterpart requires a gradient."""
     return [t for t, other in ((a, b), (b, a)) if other.node is not None]
 
 
@@ -164,7 +164,7 @@ def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 @autocast("baddbmm")
 def biased_baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """Compute `bias + (a @ b)`. It saves each factor whose counterpart wants a gradient."""
+    """Compute `bias + (a @ b)`. It saves each factor whose counterpart requires a gradient."""
     node = None
     if recording(bias, a, b):
         context = name, a.shape, b.shape

@@ -249,7 +249,7 @@ def check_divides(config: FamilyConfig, whole: str, part: str) -> None:
     """Raise ValueError unless field `part` (if given) divides field `whole`."""
     total, divisor = getattr(config, whole), getattr(config, part)
     if divisor is not None and total % divisor:
-        raise ValueError(f"{whole} {total} does not divide by {part} {divisor}")
+        raise ValueError(f"{whole} {total} is not divisible by {part} {divisor}")
 
 
 # --- rotary positions (modeling_rope_utils.py)
