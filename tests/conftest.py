@@ -36,11 +36,19 @@ with contextlib.suppress(AttributeError, OSError):
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
 
 
+_TESTS_BETWEEN = 50
+_counted = {"tests": 0, "modules": 0}
+
+
 @pytest.fixture(autouse=True)
 def little_garbage() -> None:
-    """Oracles collect garbage several times a run; without this most of it would go into walking what torch has imported."""
-    gc.collect()
-    gc.freeze()
+    """Oracles collect garbage several times a run; without this most of it would go into walking what torch has imported.
+    After each import and every so many tests: done for each of 20,000 tests it would take as long as a hundred of them."""
+    if len(sys.modules) != _counted["modules"] or _counted["tests"] % _TESTS_BETWEEN == 0:
+        gc.collect()
+        gc.freeze()
+        _counted["modules"] = len(sys.modules)
+    _counted["tests"] += 1
 
 
 @pytest.fixture(autouse=True)
