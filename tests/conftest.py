@@ -36,15 +36,20 @@ with contextlib.suppress(AttributeError, OSError):
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
 
 
-_TESTS_BETWEEN = 50
+# No report is in a cycle, and of objects that stay each collection scans all that are new: with Python's own thresholds that is
+# a fifth of a run's time.
+gc.set_threshold(100_000, 20, 100)
+
+_TESTS_BETWEEN, _MODULES_BETWEEN = 50, 200
 _counted = {"tests": 0, "modules": 0}
 
 
 @pytest.fixture(autouse=True)
 def little_garbage() -> None:
     """Oracles collect garbage several times a run; without this most of it would go into walking what torch has imported.
-    After each import and every so many tests: done for each of 20,000 tests it would take as long as a hundred of them."""
-    if len(sys.modules) != _counted["modules"] or _counted["tests"] % _TESTS_BETWEEN == 0:
+    After large imports and every so many tests: it takes milliseconds, and there are 20,000 tests."""
+    large = len(sys.modules) > _counted["modules"] + _MODULES_BETWEEN
+    if large or _counted["tests"] % _TESTS_BETWEEN == 0:
         gc.collect()
         gc.freeze()
         _counted["modules"] = len(sys.modules)
