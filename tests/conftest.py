@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from records import examples
 
 pytest_plugins = ("record_plugin",)
 
@@ -24,9 +25,13 @@ modules["transformer_engine"] = None
 # wait in a loop. Two of them a worker take four times as long on a machine with two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A busy machine is no failure of a test.
-settings.register_profile("on any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("on any machine")
+
+def pytest_configure() -> None:
+    """A busy machine is no failure of a test; and a default run has fewer examples than Hypothesis' own hundred."""
+    slow: Any = [HealthCheck.too_slow]
+    settings.register_profile("here", deadline=None, suppress_health_check=slow, max_examples=examples(100))
+    settings.load_profile("here")
+
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 

@@ -57,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sample-seed", default=None, help="which calls those are; by default it is the day")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     if option.sample_seed is None:  # workers get the controller's
@@ -92,6 +93,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker the folder in which all processes say what they run live."""
     node.workerinput["claims"] = node.config.stash[CLAIMS]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """All tests of a file run in one process, where what they share is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published_runs import PUBLISHED_RUNS, RESERVED_RUNS, PublishedRun
+from records import examples
 
 import memcalc
 from memcalc.device.allocator import ROUNDING, CachingAllocator, OutOfMemory
@@ -211,7 +212,7 @@ def least_lost(report: memcalc.Report, options: dict[str, Any]) -> float:
     st.sampled_from(("none", "full")),
     st.floats(0.6, 1.6),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_verdict_is_better_because_less_is_known(
     setup: dict[str, Any], optimizer: str, seq_len: int, batch: int, recompute: str, share: float
 ) -> None:

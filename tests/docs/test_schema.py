@@ -80,7 +80,6 @@ def test_the_page_lists_every_key_once() -> None:
 AS_ABOVE = ("model", "setup", "memory", "communication", "time", "fit", "advice")
 
 
-
 def compared() -> list[dict[str, Any]]:
     options: dict[str, Any] = {"zero": [1, 2], "engine": ["deepspeed", "megatron"], "gpu": "a100-80gb", "price": 2}
     return [memcalc.compare("llama-7b", gpus=8, **options).to_dict()]
