@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import LONG, check_refused, here, program
+from crossed import crossed
 
 import memcalc
 
@@ -38,9 +39,11 @@ def test_check_tells_by_the_status(
     assert here(capsys, *arguments, *flags).status == (status if check else 0)
 
 
-@pytest.mark.parametrize("columns", [60, 100, 120])
 @pytest.mark.parametrize(
-    "arguments", [("llama-7b",), ("jamba-v0.1", "--batch-size", "4"), ("llama-2-70b", "--tp", "8", "--rows")]
+    ("arguments", "columns"),
+    crossed(
+        [("llama-7b",), ("jamba-v0.1", "--batch-size", "4"), ("llama-2-70b", "--tp", "8", "--rows")], [60, 100, 120]
+    ),
 )
 def test_no_line_is_wider_than_asked(arguments: tuple[str, ...], columns: int) -> None:
     ran = program("infer", *arguments, COLUMNS=str(columns))
