@@ -35,7 +35,7 @@ def _of_gpu(report: Report) -> list[str]:
     if gpu is None or gpu.compute_capability:
         return []
     return [
-        f"--gpu {gpu.name}: assumes that a process can use all {show_bytes(gpu.capacity)}, where a real card has a little less; "
-        "times are not estimated, cuBLAS's workspaces are the largest of any GPU, and attention runs as on Ampere and later (a "
-        "V100 or T4 may need more)"
+        f"--gpu {gpu.name}: assumes that a process can use all {show_bytes(gpu.capacity)}; a real card has a little more or "
+        "less; times are not estimated, cuBLAS's workspaces are the largest of any GPU, and attention runs as on Ampere and "
+        "later (a V100 or T4 may need more)"
     ]

@@ -12,6 +12,7 @@ from memcalc.core.dims import formula, numel
 from memcalc.inputs.model import Model, bundled_spec
 from memcalc.report.consoles import LISTING, console_for
 from memcalc.report.fitting import Column
+from memcalc.report.folding import Folded
 from memcalc.report.listing import print_columns
 from memcalc.units import show_count
 
@@ -98,7 +99,10 @@ def print_model(model: Model, file: IO[str]) -> None:
     for w in model.weight_classes:
         sizes = "×".join(str(d.size) for d in w.shape)
         weights.add_row(
-            w.name, f"{formula(w.shape)} = {sizes}", str(model.copies(w)), f"{model.copies(w) * numel(w.shape)[0]:,}"
+            Folded(w.name),
+            Folded(f"{formula(w.shape)} = {sizes}"),
+            str(model.copies(w)),
+            f"{model.copies(w) * numel(w.shape)[0]:,}",
         )
     console.print()
     console.print(weights)

@@ -45,7 +45,7 @@ def shorter(seq: Dim) -> Dim:
 
 @dataclass(slots=True)
 class Asked:
-    """What a task asks of the head, and what the head gives it."""
+    """The outputs that a task asks of the head, and the outputs themselves."""
 
     labels: Tensor
     metrics: tuple[str, ...]
