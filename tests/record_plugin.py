@@ -97,7 +97,10 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """All tests of a file run in one process, where what they share is made once."""
+    """In a default run all tests of a file run in one process, where what they share is made once. Live, one file can take as
+    long as all others."""
+    if config.stash[OWN].mode is not Mode.SAMPLE or config.getoption("dist") != "load":
+        return None
     from xdist.scheduler import LoadFileScheduling
 
     return LoadFileScheduling(config, log)
