@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("passed in the last default run, and no oracle would run live")
     for name in _shared(own):
         if item.get_closest_marker(name) and not own.chosen(item.nodeid, TIMES_THE_SAMPLE[name]):
-            asks = run_by(item.path, oracles_of(own.folder)) if own.mode is Mode.LIVE else frozenset[str]()
+            asks = _may_ask(item.path, own.folder) if own.mode is Mode.LIVE else frozenset[str]()
             if not asks & (own.changed or frozenset()):
                 own.left_out |= asks
                 pytest.skip(f"{name}, and not in the sample of {own.seed}: pytest --live")
+
+
+@cache
+def _may_ask(test: Path, folder: Path) -> frozenset[str]:
+    """Return the oracles on record that the tests of a file may ask for."""
+    return run_by(test, oracles_of(folder))
 
 
 def _shared(own: Records) -> tuple[str, ...]:
