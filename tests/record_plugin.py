@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,10 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """All tests of a file run in one process, where what they share is made once."""
+    """In a default run all tests of a file run in one process, where what they share is made once. Live, one file can take as
+    long as all others."""
+    if config.stash[OWN].mode is not Mode.SAMPLE or config.getoption("dist") != "load":
+        return None
     from xdist.scheduler import LoadFileScheduling
 
     return LoadFileScheduling(config, log)
@@ -134,10 +138,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("passed in the last default run, and no oracle would run live")
     for name in _shared(own):
         if item.get_closest_marker(name) and not own.chosen(item.nodeid, TIMES_THE_SAMPLE[name]):
-            asks = run_by(item.path, oracles_of(own.folder)) if own.mode is Mode.LIVE else frozenset[str]()
+            asks = _may_ask(item.path, own.folder) if own.mode is Mode.LIVE else frozenset[str]()
             if not asks & (own.changed or frozenset()):
                 own.left_out |= asks
                 pytest.skip(f"{name}, and not in the sample of {own.seed}: pytest --live")
+
+
+@cache
+def _may_ask(test: Path, folder: Path) -> frozenset[str]:
+    """Return the oracles on record that the tests of a file may ask for."""
+    return run_by(test, oracles_of(folder))
 
 
 def _shared(own: Records) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from crossed import crossed
 
 import memcalc
 from memcalc import explanation
@@ -226,8 +227,7 @@ def test_every_letter_is_explained() -> None:
         assert set(letters_in(rule.formula)) <= set(LETTERS) | measured, rule.formula
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "language"), crossed(NAMES, LANGUAGES))
 def test_a_topic_has_an_exact_number_beside_every_rule(name: str, language: str) -> None:
     topic = TOPICS[name]
     first, *sections = sections_of(topic, None, None, {}, language)
