@@ -46,7 +46,7 @@ from memcalc.validate.preference import is_of_trl, preference_job, triton_of_a_g
 from memcalc.validate.quantized import four_bit_products_of_cuda
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
-from memcalc.validate.special import is_special, looks_at_tensors
+from memcalc.validate.special import has_two_stacks_in_stages, is_special, looks_at_tensors
 from memcalc.validate.two_places import places_of
 from memcalc.validate.untouched import Untouched
 
@@ -150,7 +150,7 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
     def made(of: Setup = setup) -> Any:
         return build(of, model if of is setup else model.whole, fields_of(model))
 
-    if is_special(setup):
+    if is_special(setup) or has_two_stacks_in_stages(report):
         return job_of(live, report, mesh, stack)
     if is_of_trl(setup):
         return preference_job(setup, made, "cpu", live, stack)

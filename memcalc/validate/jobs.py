@@ -15,6 +15,7 @@ from memcalc.validate.built import JobWithScales, built, codes_of, products
 from memcalc.validate.checks import fields_of
 from memcalc.validate.context_parallel import joined
 from memcalc.validate.dtypes import DTYPES
+from memcalc.validate.encoded_stages import encoded_job
 from memcalc.validate.experts import share_experts
 from memcalc.validate.optimizers import by_mesh, make
 from memcalc.validate.pipeline import pipeline
@@ -63,6 +64,9 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
         return trainer_job(setup, made, _batch_of_task(setup), within, live, stack)
     if comes_behind_the_split(setup):
         return _split_job(report, mesh)
+    if setup.pp > 1:
+        own = lambda stage: engines.shard(setup, stage, mesh, torch.device("cpu"))  # noqa: E731
+        return encoded_job(setup, model, report.rank.number, made, own, mesh)
     module = made()
     batch = packed.batch_of(setup) if setup.packing else make_batch(setup, module.config)
     if setup.engine == "deepspeed":

@@ -45,6 +45,11 @@ def is_special(setup: Setup) -> bool:
     )
 
 
+def has_two_stacks_in_stages(report: Report) -> bool:
+    """Tell whether a pipeline's stages are those of an encoder and of a decoder."""
+    return report.setup.pp > 1 and not report.model.program.one_stack
+
+
 def looks_at_tensors(setup: Setup) -> bool:
     """Tell whether a special setup's code looks at pointers or values, which torch's fake tensors have not."""
     return (
@@ -63,8 +68,8 @@ def check_special(report: Report, backend: str) -> None:
     if backend == "cuda" and is_special(setup):
         name, value = _what_is_special(setup)
         refuse(name, value, f"on a GPU {NOT_YET}--backend fake, or without it")
-    if setup.pp > 1 and not report.model.program.one_stack:
-        refuse("pp", setup.pp, f"for a {report.model.model_type} in a run {NOT_YET}1; memcalc estimate takes it")
+    if backend == "cuda" and has_two_stacks_in_stages(report):
+        refuse("pp", setup.pp, f"for a {report.model.model_type} on a GPU {NOT_YET}--backend fake, or 1")
     for name, off in PLUS_PLUS.items():
         if getattr(setup, name) != off:
             shown = "off" if off is False else off
