@@ -36,7 +36,7 @@ def validate(
         str | None,
         typer.Option(
             "--suite",
-            help='Instead of --model: quick, gpu, or a JSON file {"cases": [...]}.',
+            help='Instead of --model: quick, fine-tuning, gpu, or a JSON file {"cases": [...]}.',
             rich_help_panel=_PANEL,
         ),
     ] = None,
