@@ -1,5 +1,5 @@
 # pyright: basic
-"""What trains where ranks share layers or stages: adapters and frozen weights come behind the split.
+"""Adapters and frozen weights where ranks share layers or stages: they come behind the split.
 
 peft asks a model for its plan, and torch's `parallelize_module` makes new parameters, of which not all keep that they want no
 gradient. Stages agree in their first step which hidden states want a gradient (_forward_metadata_inference in
