@@ -57,11 +57,13 @@ class _T5Stage(nn.Module):
         super().__init__()
         self.cut = cut
         stack = getattr(whole, cut.stack)
-        bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias
-        stack.block = nn.ModuleList(list(stack.block)[cut.start : cut.start + cut.layers])
+        blocks: list[Any] = list(stack.block)
+        bias = blocks[0].layer[0].SelfAttention.relative_attention_bias
+        own = blocks[cut.start : cut.start + cut.layers]
+        stack.block = nn.ModuleList(own)
         if not cut.first:
             stack.embed_tokens = None
-            attention = stack.block[0].layer[0].SelfAttention
+            attention = own[0].layer[0].SelfAttention
             attention.has_relative_attention_bias, attention.relative_attention_bias = True, bias
         if not cut.last:
             stack.final_layer_norm = nn.Identity()

@@ -147,7 +147,8 @@ def shard(setup: Setup, module: Any, whole: Any) -> None:
         share_experts(module, "cpu", engines.config_of(setup), whole["tp"] if setup.tp > 1 else None, **how)
     for unit in (*engines._layers(module), module):
         left_out = sharded_codes.left_out(unit)
-        fully_shard(unit, **how, **({"ignored_params": left_out} if left_out else {}))
+        more: dict[str, Any] = {"ignored_params": left_out} if left_out else {}
+        fully_shard(unit, **how, **more)
 
 
 def _split_job(report: Report, mesh: Any) -> Job:
