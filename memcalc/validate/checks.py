@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final
 from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam
 from memcalc.errors import InputError
 from memcalc.inputs.options import NOT_YET, option_name, refuse
-from memcalc.registry import OF_DEEPSPEED
-from memcalc.validate.special import check_special
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -26,10 +24,6 @@ def check(report: Report, backend: str) -> None:
     s = report.setup
     if s.seq_len is None:
         raise InputError("--params: a number of parameters has no code that could be run; allowed: --model")
-    if s.comm_hook is not None:
-        refuse("comm_hook", s.comm_hook, "is not run by validate; allowed: without it, or memcalc estimate")
-    if s.optimizer in OF_DEEPSPEED:
-        refuse("optimizer", s.optimizer, "is not run by validate; allowed: without it, or memcalc estimate")
     if s.engine not in _ENGINES:
         kernels = "Transformer Engine has no kernels for tensors without data; " if backend == "fake" else ""
         refuse("engine", s.engine, f"{kernels}to be run {NOT_YET}{', '.join(_ENGINES)}{_instead(s)}")
@@ -58,7 +52,6 @@ def check(report: Report, backend: str) -> None:
             slices = "of a micro-batch's tokens" if s.tp == 1 else f"of a slice (1/{s.tp}) of a micro-batch's tokens"
             why = f"{copies} copies {slices} do not spread evenly over {experts} experts"
             refuse("seq_len", s.seq_len, f"{why}; allowed: a multiple of {experts * s.tp}")
-    check_special(report, backend)
 
 
 def _instead(s: Setup) -> str:

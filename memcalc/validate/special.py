@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, PLUS_PLUS, refuse
 from memcalc.pipelining.schedules import flushes, placement_of
+from memcalc.registry import OF_DEEPSPEED
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -65,6 +66,12 @@ def looks_at_tensors(setup: Setup) -> bool:
 def check_special(report: Report, backend: str) -> None:
     """Raise InputError for what is estimated, and neither run as a plain step nor as a special one."""
     setup = report.setup
+    if setup.seq_len is None:
+        return  # a number of parameters, which has no code
+    if setup.comm_hook is not None:
+        refuse("comm_hook", setup.comm_hook, "is not run by validate; allowed: without it, or memcalc estimate")
+    if setup.optimizer in OF_DEEPSPEED:
+        refuse("optimizer", setup.optimizer, "is not run by validate; allowed: without it, or memcalc estimate")
     if backend == "cuda" and is_special(setup):
         name, value = _what_is_special(setup)
         refuse(name, value, f"on a GPU {NOT_YET}--backend fake, or without it")

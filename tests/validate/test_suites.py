@@ -14,6 +14,7 @@ from memcalc.units import GIB
 from memcalc.validate import run
 from memcalc.validate.checks import check
 from memcalc.validate.recording import name_of
+from memcalc.validate.special import check_special
 from memcalc.validate.suites import SUITES, Case, cut, model_of, options_of, read_suite
 
 GPU = read_suite("gpu")
@@ -28,6 +29,7 @@ def test_every_case_can_be_run_and_is_another_one(name: str) -> None:
     cases = read_suite(name)
     for case in cases:
         check(estimated(case), "cuda" if name == "gpu" else "fake")
+        check_special(estimated(case), "cuda" if name == "gpu" else "fake")
     names = [name_of(case) for case in cases]
     assert len(set(names)) == len(names)
 
