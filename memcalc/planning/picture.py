@@ -51,7 +51,7 @@ def picture(plans: Plans, width: int) -> list[str]:
         " " * 13 + "└" + "─" * columns,
         " " * 14 + axis,
         f"by number: the Pareto front (no other plan is both faster and smaller): {listed}",
-        "o: the other plans · layouts that were run, by their peaks: + on the front, · the others",
+        "o: other plans · layouts by their peak: + on the front, · the others",
     ]
 
 
