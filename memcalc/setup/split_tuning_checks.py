@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.pipelining.placement import stages as stages_in_all
 from memcalc.pipelining.programs import RankProgram, spans
 from memcalc.pipelining.schedules import NAMES, flushes, has_halves, placement_of, schedule_of
 from memcalc.tuning.saved import is_named
@@ -119,8 +118,10 @@ def _check_stages(options: Options, model: Model, name: str, value: object) -> N
 def _ranks(options: Options, model: Model) -> list[RankProgram]:
     placement = placement_of(options.schedule)
     chunks = schedule_of(options.schedule).chunks if options.schedule in NAMES else options.virtual_stages
-    if stages_in_all(placement, options.pp, chunks) > model.layers:
-        return []  # refused by itself
     ends = options.first_stage_layers, options.last_stage_layers
     whole = model.program
-    return [RankProgram(whole, own) for own in spans(whole.layers, options.pp, chunks, *ends, placement)]  # type: ignore[arg-type]
+    try:
+        of_ranks = spans(whole.layers, options.pp, chunks, *ends, placement)
+    except ValueError:  # too few layers: refused by itself
+        return []
+    return [RankProgram(whole, own) for own in of_ranks]  # type: ignore[arg-type]

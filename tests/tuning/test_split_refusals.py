@@ -14,7 +14,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from validate.test_fake import LLAMA
 
 import memcalc
-from memcalc.cli.main import main
 from memcalc.validate import engines, fake, reference
 from memcalc.validate.tuning import tune
 
@@ -34,6 +33,7 @@ STAGES: dict[str, Any] = {"pp": 4, "global_batch_size": 16}
         ("llama-7b", LORA | {"tp": 2, "modules_to_save": "lm_head"}, r"--modules-to-save lm_head: .* not train"),
         ("llama-7b", STAGES | {"freeze": "embeddings,first:10", "schedule": "zero-bubble"}, r"--freeze .* as on rank 1"),
         ("llama-7b", STAGES | {"freeze": "all-but:head", "schedule": "zbv"}, r"--freeze .*split backward"),
+        ("llama-7b", LORA | {"gpus": 24, "pp": 24, "schedule": "zbv", "global_batch_size": 48}, r"--pp 24 .* do not make 48 stages"),
         ("llama-7b", STAGES | LORA | {"schedule": "pipedream"}, r"--lora-rank 8: with schedule pipedream"),
         ("llama-7b", {"engine": "deepspeed", "zero": 1, "pp": 2, "freeze": "head"}, r"--freeze head: .*--pp 2 is not modelled"),
         ("llama-7b", LORA | {"engine": "deepspeed", "zero": 1, "tp": 2, "autotp": True}, r"--lora-rank 8: .*--tp 2 is not"),
@@ -46,20 +46,6 @@ def test_refusals(model: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(memcalc.InputError, match=why) as refused:
         memcalc.estimate(model, **FSDP2 | options)
     assert "\n" not in str(refused.value) and "; allowed: " in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ("--tp 2 --lora-rank 4", "--lora-rank 4: with --tp 2, where the run"),
-        ("--pp 2 --freeze first:1 --global-batch-size 8", "--freeze first:1: with --pp 2, where the run"),
-        ("--tp 2 --sequence-parallel --freeze head", "--freeze head: with --sequence-parallel, where the run"),
-    ],
-)
-def test_what_validate_does_not_run(options: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    setup = "validate -m llama-7b --engine fsdp2 --zero 2 --gpus 4 --precision bf16-mixed"
-    assert main([*setup.split(), *options.split()]) == 2
-    assert why in capsys.readouterr().err
 
 
 def test_a_split_backward_trains_no_weight_behind_an_input_without_gradient() -> None:
