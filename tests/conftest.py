@@ -45,20 +45,17 @@ with contextlib.suppress(AttributeError, OSError):
 # a fifth of a run's time.
 gc.set_threshold(100_000, 20, 100)
 
-_TESTS_BETWEEN, _MODULES_BETWEEN = 50, 200
-_counted = {"tests": 0, "modules": 0}
+_MANY_OBJECTS = 20_000
 
 
 @pytest.fixture(autouse=True)
 def little_garbage() -> None:
-    """Oracles collect garbage several times a run; without this most of it would go into walking what torch has imported.
-    After large imports and every so many tests: it takes milliseconds, and there are 20,000 tests."""
-    large = len(sys.modules) > _counted["modules"] + _MODULES_BETWEEN
-    if large or _counted["tests"] % _TESTS_BETWEEN == 0:
+    """Oracles collect garbage several times a run; without this most of it would go into walking what torch has imported, and
+    what tests before have left. Where these have left little it is not worth the milliseconds, of which there are 20,000."""
+    young, older, _ = gc.get_count()
+    if older or young > _MANY_OBJECTS:
         gc.collect()
         gc.freeze()
-        _counted["modules"] = len(sys.modules)
-    _counted["tests"] += 1
 
 
 @pytest.fixture(autouse=True)
