@@ -172,8 +172,6 @@ def profile_peak(inferred: Inferred, tokens: int, sequences: int) -> int:
     each = min(tokens, limit)
     batch = -(-tokens // each)
     logits = min(sequences, tokens) * _vocabulary(inferred) * (dtype.itemsize + _FP32)
-    if not program.decodes:
-        return logits
     windows, full = windows_of(program)
     assert asked.attention is not None
     work = Workload(dtype, asked.attention, Dim("batch", batch, (0, 0, 0, 1, 0, 0)), each)
