@@ -58,10 +58,26 @@ def _of_engine(inferred: Inferred) -> list[str]:
     if inferred.gpu is None:
         out.append("what the engine reserves depends on the GPU: give --gpu")
     if engine == "vllm":
+        out += _of_graphs(inferred)
+    if engine == "sglang" and inferred.serving is not None:
         out.append(
-            "vLLM measures its CUDA graphs by capturing some; no rule gives their bytes, so they are not counted"
+            "what SGLang leaves free for activations and CUDA graphs is its own rule; whether it is enough only a run tells"
         )
+        if inferred.serving.is_tight:
+            asked = f"--mem-fraction-static {inferred.asked.mem_fraction_static:g}"
+            out.append(f"{asked} leaves less free than its own rule would leave, so whether it fits is not known")
     return out
+
+
+def _of_graphs(inferred: Inferred) -> list[str]:
+    """Return what to know of vLLM's CUDA graphs, whose bytes no rule gives."""
+    if inferred.asked.cuda_graph_memory is not None:
+        return []
+    out = (
+        "vLLM measures its CUDA graphs by capturing some, and no rule gives their bytes: only the least is counted, so cache and "
+        "sequences are at most these. --cuda-graph-memory takes what its log says, 0 with --enforce-eager"
+    )
+    return [out]
 
 
 def _of_states(inferred: Inferred) -> list[str]:

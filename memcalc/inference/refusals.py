@@ -15,6 +15,7 @@ _OF_ENGINES: Final = {
     "block_size": ("vllm", "sglang"),
     "gpu_memory_utilization": ("vllm",),
     "mem_fraction_static": ("sglang",),
+    "cuda_graph_memory": ("vllm",),
 }
 """The options that only some engines have."""
 

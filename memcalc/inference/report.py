@@ -64,7 +64,7 @@ class Fit(NamedTuple):
     gpu: str
     capacity: int
     fits: bool | None
-    """None if only weights and caches are known, and they fit."""
+    """None if what is known fits, and a part is not known: vLLM's CUDA graphs."""
     headroom: int
     needs: int
 
@@ -351,6 +351,8 @@ def _fit_of(serving: Serving, gpu: GPU, batch: int) -> Fit:
     each = serving.cache / serving.max_concurrency if serving.max_concurrency else 0.0
     headroom = round(serving.cache - batch * each) if each else min(serving.cache, -1)
     fits = batch <= serving.sequences
+    if fits and not serving.is_known:
+        return Fit(gpu.name, gpu.capacity, None, headroom, serving.reserved - headroom)
     return Fit(gpu.name, gpu.capacity, fits, headroom, serving.reserved - headroom)
 
 

@@ -60,20 +60,30 @@ def _answer(inferred: Inferred) -> list[RenderableType]:
     fit, gpus = inferred.fit, inferred.asked.tp * inferred.asked.pp > 1 or inferred.asked.ep > 1
     who = "each GPU" if gpus else "one GPU"
     if fit is None or inferred.gpu is None:
-        if inferred.total is None:
-            return [Folded(Text(f"{who} holds {show_bytes(inferred.least)} of weights and caches", style="bold"))]
         text = Text(f"{who} needs {show_bytes(inferred.needs())}", style="bold")
         text.append(f": {show_bytes(inferred.total)} of tensors at the peak; --gpu tells whether it fits", "not bold")
         return [Folded(text)]
     size = f"{inferred.gpu.full_name} ({show_bytes(fit.capacity)})"
+    many = inferred.max_sequences
     if fit.fits is None:
-        return [Folded(Text(f"weights and caches leave {show_bytes(fit.headroom)} of {size}", style="bold yellow"))]
+        return [
+            Folded(Text(_open(inferred, size), style="bold yellow")),
+            Folded(f"at most {many} such sequences at once"),
+        ]
     if fit.fits:
         head = Text(f"fits {size}: {show_bytes(fit.headroom)} to spare", style="bold green")
     else:
         head = Text(f"does not fit {size}: {show_bytes(-fit.headroom)} too much", style="bold red")
-    many = inferred.max_sequences
     return [Folded(head), *([] if many is None else [Folded(f"at most {many} such sequences at once")])]
+
+
+def _open(inferred: Inferred, size: str) -> str:
+    """Return the verdict on a serving engine of which a part is not known."""
+    serving = inferred.serving
+    room = None if serving is None else serving.room_for_graphs(inferred.asked.batch_size)
+    if room is not None:
+        return f"fits {size} if vLLM's CUDA graphs take at most {show_bytes(room)}: what they take is not known"
+    return f"the cache has room on {size}; whether activations and CUDA graphs fit beside it is not known"
 
 
 def _table(inferred: Inferred, width: int) -> Table:
