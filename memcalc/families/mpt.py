@@ -141,7 +141,9 @@ class Mpt(GPT2):
         key_states, value_states = m.cached(key_states, value_states)
         attention_scores = scale(matmul(query_states, transpose(key_states, 2, 3), "attention scores"), "mul")
         _query_length = length_so_far(m.run)
-        position_bias = first(alibi, self.heads, ONE_DIM, key_states.shape[2])  # the last ones, which is the same to bytes
+        position_bias = first(
+            alibi, self.heads, ONE_DIM, key_states.shape[2]
+        )  # the last ones, which is the same to bytes
         attention_scores = attention_scores + position_bias
         attention_scores = where_else(mask, attention_scores, "allowed scores")
         attn_weights = cast(softmax(cast(attention_scores, fp32)), value_states.dtype)

@@ -304,7 +304,9 @@ class RecurrentGemma(Llama):
         run, batch = m.run, x_branch.shape[0]
         before = plus(self.kernel, -1)
         if cache.state(m, CONVOLUTION) is None:
-            cache.keep_state(m, CONVOLUTION, new_tensor(run.memory, (batch, self.hidden, before), run.dtype, CONVOLUTION))
+            cache.keep_state(
+                m, CONVOLUTION, new_tensor(run.memory, (batch, self.hidden, before), run.dtype, CONVOLUTION)
+            )
             cache.keep_state(m, RECURRENT, new_tensor(run.memory, (batch, self.lru), fp32, RECURRENT))
         if x_branch.shape[2].size > 1:
             cache.keep_state(m, CONVOLUTION, new_tensor(run.memory, (batch, self.lru, before), run.dtype, CONVOLUTION))

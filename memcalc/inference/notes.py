@@ -74,8 +74,8 @@ def _of_graphs(inferred: Inferred) -> list[str]:
     if inferred.asked.cuda_graph_memory is not None:
         return []
     out = (
-        "vLLM measures its CUDA graphs by capturing some, and no rule gives their bytes: only the least is counted, so cache and "
-        "sequences are at most these. --cuda-graph-memory takes what its log says, 0 with --enforce-eager"
+        "vLLM measures its CUDA graphs by capturing some, and no rule gives their bytes: only the least is counted, so cache "
+        "and sequences are at most these. --cuda-graph-memory takes what its log says, 0 with --enforce-eager"
     )
     return [out]
 
@@ -109,7 +109,9 @@ def _of_the_run(inferred: Inferred) -> list[str]:
             "sequences, which is counted"
         )
     if model_type == "dbrx":
-        out.append("tokens are shared evenly among the experts of a dbrx; an expert that gets more has larger temporaries")
+        out.append(
+            "tokens are shared evenly among the experts of a dbrx; an expert that gets more has larger temporaries"
+        )
     return out
 
 

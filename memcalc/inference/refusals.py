@@ -66,8 +66,8 @@ def refuse_model(model: Model, asked: Asked) -> None:
         _refuse_static(model)
     if asked.prompt_len == 1 and program.shortest_prompt > 1:
         raise InputError(
-            f"--prompt-len 1: fails in transformers with a {model.model_type} whose lru_width is not its hidden_size; allowed: 2 "
-            "or more"
+            f"--prompt-len 1: fails in transformers with a {model.model_type} whose lru_width is not its hidden_size; "
+            "allowed: 2 or more"
         )
 
 

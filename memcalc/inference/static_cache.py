@@ -77,9 +77,7 @@ class StaticCache(DynamicCache):
         tokens = Dim("longest", self.length(layer))
         keys = new_tensor(run.memory, (batch, heads, tokens, width), one.key_dtype, "keys", component=COMPONENT)
         shape = batch, heads, tokens, one.values[2]
-        self.layers[layer] = Pair(
-            keys, new_tensor(run.memory, shape, one.value_dtype, "values", component=COMPONENT)
-        )
+        self.layers[layer] = Pair(keys, new_tensor(run.memory, shape, one.value_dtype, "values", component=COMPONENT))
         self.numbers.append(new_tensor(run.memory, (), int64, "tokens so far", component=COMPONENT))
 
 

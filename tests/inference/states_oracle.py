@@ -33,7 +33,13 @@ def _states(model: Any) -> list[Any]:
 
 
 def generated_with_states(
-    fields: Mapping[str, Any], batch: int, prompt: int, new: int, *, attention: str = "eager", longest: int | None = None
+    fields: Mapping[str, Any],
+    batch: int,
+    prompt: int,
+    new: int,
+    *,
+    attention: str = "eager",
+    longest: int | None = None,
 ) -> list[Seen]:
     """The prefill and `new` decode steps. RWKV returns its state; RecurrentGemma's is in its modules beside a DynamicCache, or
     a StaticCache of `longest` tokens."""

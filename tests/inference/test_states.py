@@ -28,7 +28,9 @@ def compare(case: Case, batch: int, prompt: int, attention: str) -> None:
         assert report.decode_peak == (max(real[1].peak, real[new].peak) if new else None)
 
 
-@pytest.mark.parametrize("case", [step_cases(name)[0] for name in ("rwkv", "recurrent_gemma", "dbrx")], ids=lambda c: c.id)
+@pytest.mark.parametrize(
+    "case", [step_cases(name)[0] for name in ("rwkv", "recurrent_gemma", "dbrx")], ids=lambda c: c.id
+)
 def test_a_step_of_each(case: Case) -> None:
     compare(case, case.batch, case.seq, paper.program_of(case.fields).attention_kinds[0])
 

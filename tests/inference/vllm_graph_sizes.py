@@ -23,7 +23,16 @@ from typing import Any
 CASES = [
     (blackwell, tokens, sequences)
     for blackwell in (False, True)
-    for tokens, sequences in ((8192, 1024), (2048, 256), (16384, 1024), (300, 256), (64, 9), (8192, 100), (5, 3), (2048, 512))
+    for tokens, sequences in (
+        (8192, 1024),
+        (2048, 256),
+        (16384, 1024),
+        (300, 256),
+        (64, 9),
+        (8192, 100),
+        (5, 3),
+        (2048, 512),
+    )
 ]
 SAMPLES = [([], 3), ([2**20], 1), ([5 * 2**20, 0], 51), ([5 * 2**20, 3 * 2**20], 51)]
 """What was measured of the largest graphs, and the number of graphs."""

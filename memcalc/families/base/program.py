@@ -94,6 +94,8 @@ class Program:
     """The source of the shapes of the weights."""
     source: str = ""
     """The traced module, if this is no program on paper (`memcalc.tracing`)."""
+    uncounted: str = ""
+    """What a step on a GPU keeps besides, whose bytes no rule gives; "" if there is nothing of that kind."""
     notes: tuple[str, ...] = ()
     """Notes for the reader on what is counted, one sentence each."""
     held: Mapping[int | None, frozenset[str]] = MappingProxyType({})

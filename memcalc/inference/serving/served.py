@@ -15,9 +15,9 @@ from memcalc.inference.steps import Workload, prefill
 
 if TYPE_CHECKING:
     from memcalc.core.tensor import StorageRow
+    from memcalc.inference.report import Inferred
     from memcalc.inference.serving.graphs import Graphs
     from memcalc.inference.serving.sglang import Reserve
-    from memcalc.inference.report import Inferred
     from memcalc.inputs.gpu import GPU
 
 ENGINES: Final = ("transformers", "vllm", "sglang")

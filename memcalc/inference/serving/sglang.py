@@ -135,7 +135,9 @@ def reserves(gpu: GPU, sizes: Chunks, *, latent: bool, tp: int = 1, pp: int = 1)
         parts.append(("CUDA graphs of prefill", *graphs))
     reserved = sum(mib for _, mib, _ in parts)
     if gpu.capacity / _MIB > _LARGE and reserved < _LEAST_ON_LARGE:
-        parts.append(("up to the least on a GPU of more than 60 GiB", _LEAST_ON_LARGE - reserved, "10 GiB - the others"))
+        parts.append(
+            ("up to the least on a GPU of more than 60 GiB", _LEAST_ON_LARGE - reserved, "10 GiB - the others")
+        )
     return tuple(Reserve(name, round(mib * _MIB), formula) for name, mib, formula in parts)
 
 
