@@ -1,4 +1,4 @@
-"""Generation of model types whose states no cache object has, or whose bytes depend on routing: RWKV, RecurrentGemma and DBRX."""
+"""Generation of types whose states no cache object has, or whose bytes depend on routing: RWKV, RecurrentGemma and DBRX."""
 
 from __future__ import annotations
 
