@@ -255,7 +255,7 @@ class Report(OnDevice):
 
     @property
     def uncounted(self) -> str:
-        """Return what a step keeps besides, whose bytes no rule gives; "" if there is nothing of that kind."""
+        """Return the part of a step's memory whose bytes no rule gives; "" if there is none."""
         return "" if self.states_only else self.model.program.uncounted
 
     @cached_property

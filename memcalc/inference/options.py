@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     gpu_memory_utilization: float | None = None
     mem_fraction_static: float | None = None
     cuda_graph_memory: str | None = None
-    """What vLLM has measured of its CUDA graphs, a size with a unit, or 0 without graphs; None: not known."""
+    """The memory of its CUDA graphs that vLLM has measured, with a unit, or 0 without graphs; None: not known."""
     zero_inference: str = "none"
     """The place of the weights between the forwards of their modules, if not on the GPU."""
 

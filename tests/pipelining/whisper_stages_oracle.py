@@ -115,6 +115,7 @@ def whisper_step(
             whole: Any = build(config, attention, dtype)
             if recompute:
                 whole.gradient_checkpointing_enable(CHECKPOINTS[recompute])
+            ties = whole.config.tie_word_embeddings
             vocab, wide = whole.config.vocab_size, whole.config.d_model
             places, mel = whole.config.max_source_positions, whole.config.num_mel_bins
             table = whole.model.decoder.embed_tokens.weight
@@ -163,7 +164,7 @@ def whisper_step(
                 given["target"] = torch.zeros((sequences, seq_len), dtype=torch.int64)
             for tensor in [*module.buffers(), *(p._local_tensor for p in parameters), *given.values()]:
                 mode.register(tensor)
-            copies = [(name, 2) for name in tables[:1]] if len(decoder) > 1 else []
+            copies = [(name, 2) for name in tables[:1]] if len(decoder) > 1 and ties else []
             by_name = dict(module.named_parameters())
             with mode:
                 losses: list[torch.Tensor] = []

@@ -63,7 +63,12 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
         ("hidden states to the next stage", HIDDEN_STATES, "forward", outputs),
         ("gradient to the stage before", HIDDEN_STATES, "backward", back),
         ("encoder output to the next stage", ENCODED, "forward", handed(stages, "sends", ENCODED)),
-        ("gradient of the encoder output to the stage before", ENCODED, "backward", handed(stages, "receives", ENCODED)),
+        (
+            "gradient of the encoder output to the stage before",
+            ENCODED,
+            "backward",
+            handed(stages, "receives", ENCODED),
+        ),
     )
     for what, name, phase, each_micro_batch in ways:
         shape = handed_shape(rank, name)

@@ -95,7 +95,7 @@ class Program:
     source: str = ""
     """The traced module, if this is no program on paper (`memcalc.tracing`)."""
     uncounted: str = ""
-    """What a step on a GPU keeps besides, whose bytes no rule gives; "" if there is nothing of that kind."""
+    """The part of a step's memory on a GPU whose bytes no rule gives; "" if there is none."""
     notes: tuple[str, ...] = ()
     """Notes for the reader on what is counted, one sentence each."""
     held: Mapping[int | None, frozenset[str]] = MappingProxyType({})

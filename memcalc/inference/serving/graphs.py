@@ -48,7 +48,7 @@ class Graphs(NamedTuple):
     rows: tuple[Row, ...]
     """The known bytes: static buffers, and the least that is taken for graphs."""
     measured: int | None
-    """What vLLM measures of the graphs, as the user gives it; None: not known."""
+    """The bytes of the graphs that vLLM has measured, as the user gives them; None: not known."""
 
     @property
     def known(self) -> int:

@@ -58,7 +58,7 @@ class Serving(NamedTuple):
     graphs: Graphs | None = None
     """vLLM's CUDA graphs; None for SGLang."""
     reserve: tuple[Reserve, ...] = ()
-    """What SGLang leaves free by its own rule, and for what; empty for vLLM."""
+    """The memory that SGLang leaves free by its own rule, by purpose; empty for vLLM."""
 
     left: int = 0
     """SGLang: the bytes that are neither weights nor cache."""
