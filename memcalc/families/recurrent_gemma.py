@@ -366,9 +366,9 @@ def rnn_scan(
     recurrent_gate = recurrent_gate * like(reset, "where not to reset")
     memory, dtype = hidden_states.memory, hidden_states.dtype
     batch, seq, lru = hidden_states.shape
-    if seq.size == 1 and before is None:
-        return hidden_states, cast(select(hidden_states, 1), fp32)
     if seq.size == 1:
+        if before is None:
+            return hidden_states, cast(select(hidden_states, 1), fp32)
         contextualized_states = cast(recurrent_gate, fp32) * unsqueeze(before, 1)
         cast(hidden_states, fp32)  # is added in place
         return cast(contextualized_states, dtype), select(contextualized_states, 1)

@@ -124,7 +124,7 @@ class EncodedStage(Program):
             return (HIDDEN_STATES, ENCODED)
         return (ENCODED,) if self.ends_stack else (HIDDEN_STATES,)
 
-    def given(self, batch: Dim, seq: Dim) -> tuple[Input, ...]:
+    def batch_of(self, batch: Dim, seq: Dim) -> tuple[Input, ...]:
         """Return what the caller gives the stage of a batch."""
         own = self.whole_model.inputs(batch, seq)[0]
         first = own._replace(name=own.name.split(" (")[0])

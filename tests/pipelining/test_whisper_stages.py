@@ -1,5 +1,5 @@
-"""Stages of Whisper against torch.distributed.pipelining: peaks of all phases and everything sent, byte for byte, on any rank of a
-fake process group."""
+"""Stages of Whisper against torch.distributed.pipelining: peaks of all phases and everything sent, byte for byte, on any rank
+of a fake process group."""
 
 from __future__ import annotations
 

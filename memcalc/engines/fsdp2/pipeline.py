@@ -126,7 +126,7 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     if positions is not None:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
     if not rank.program.one_stack:
-        given = [one for stage in stages if isinstance(stage, EncodedStage) for one in stage.given(BATCH, whole)]
+        given = [one for stage in stages if isinstance(stage, EncodedStage) for one in stage.batch_of(BATCH, whole)]
         rows += [
             Row("buffers", one.name, (of_chunk, *one.shape), one.dtype or setup.compute_dtype, life="the step's batch",
                 source="the caller")
@@ -260,7 +260,7 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
 def _tokens(stage: Any, batch: Dim, whole: Dim) -> Input:
     """Return the tokens of a micro-batch, or what an encoder is given instead."""
     if isinstance(stage, EncodedStage) and stage.span.first:
-        return stage.given(batch, whole)[0]._replace(name="tokens")
+        return stage.batch_of(batch, whole)[0]._replace(name="tokens")
     return Input("tokens", (batch, whole), int64)
 
 

@@ -32,6 +32,7 @@ _DATA_CENTER_BLACKWELL: Final = "10"
 LEAST_OF_A_GRAPH: Final = MIB
 """The least that vLLM takes for each FULL graph but the first (`_MIN_PER_GRAPH_BYTES`)."""
 STATIC_OUTPUT: Final = "static output of the graphs"
+AT_LEAST: Final = "CUDA graphs, at least"
 BUFFERS: Final = "vllm 0.33 v1/worker/gpu/input_batch.py, InputBuffers"
 UTILITIES: Final = "vllm 0.33 v1/worker/gpu/cudagraph_utils.py"
 
@@ -114,5 +115,5 @@ def _least(full: Sequence[int], hidden: Dim, dtype: DType) -> Sequence[Row]:
     least = f"{UTILITIES}, _extrapolate_full_graph_memory"
     return [
         Row("buffers", STATIC_OUTPUT, output, dtype, source=source),
-        Row("buffers", "CUDA graphs, at least", each, uint8, basis="lower bound", source=least),
+        Row("buffers", AT_LEAST, each, uint8, basis="modelled", source=least),
     ]

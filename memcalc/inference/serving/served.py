@@ -10,7 +10,7 @@ from memcalc.inference.caches import DynamicCache, windows_of
 from memcalc.inference.heights import KV, STATE, On, highest
 from memcalc.inference.options import DTYPES, graph_bytes, kv_dtype_of
 from memcalc.inference.serving import sglang, vllm
-from memcalc.inference.serving.graphs import STATIC_OUTPUT, vllm_graphs
+from memcalc.inference.serving.graphs import AT_LEAST, STATIC_OUTPUT, vllm_graphs
 from memcalc.inference.steps import Workload, prefill
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Serving(NamedTuple):
         """Return the bytes that graphs may take until a batch fits no longer; None if that is not open."""
         if self.is_known or self.graphs is None or not self.blocks_per_sequence or not self.bytes_per_block:
             return None
-        graphs = sum(row.nbytes for row in self.graphs.rows if row.basis == "lower bound" or row.name == STATIC_OUTPUT)
+        graphs = sum(row.nbytes for row in self.graphs.rows if row.name in (AT_LEAST, STATIC_OUTPUT))
         return self.cache + graphs - (batch * self.blocks_per_sequence + 1) * self.bytes_per_block
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,7 +139,8 @@ def _vllm(inferred: Inferred, gpu: GPU) -> Serving:
     outside = sum(item.nbytes for item in inferred.outside)
     activations = profile_peak(inferred, min(batch.tokens, batch.sequences * length), batch.sequences)
     requested = vllm.requested(gpu, share)
-    found = vllm_graphs(gpu, batch, model.program.hidden, dtype, graph_bytes(asked.cuda_graph_memory))
+    hidden: Dim = getattr(model.program, "hidden")  # noqa: B009
+    found = vllm_graphs(gpu, batch, hidden, dtype, graph_bytes(asked.cuda_graph_memory))
     budget = vllm.Budget(requested, inferred.weights + tables, activations, outside, found.known)
     work = vllm.workload(model, length, batch)
     of = vllm.specs(model, vllm.layers_of(model, "vllm"), dtype, kv, asked.tp, asked.block_size)

@@ -131,8 +131,8 @@ def reserves(gpu: GPU, sizes: Chunks, *, latent: bool, tp: int = 1, pp: int = 1)
     ]
     if pp == 1:  # a pipeline does not capture prefill
         many = len(prefill_sizes(min(_MOST_LATENT, sizes.prefill) if latent else sizes.prefill))
-        graphs = (_LATENT_GRAPHS, "1536 MiB with latents") if latent else (_A_SIZE * many, f"8 MiB·{many} sizes")
-        parts.append(("CUDA graphs of prefill", *graphs))
+        mib, formula = (_LATENT_GRAPHS, "1536 MiB with latents") if latent else (_A_SIZE * many, f"8 MiB·{many} sizes")
+        parts.append(("CUDA graphs of prefill", mib, formula))
     reserved = sum(mib for _, mib, _ in parts)
     if gpu.capacity / _MIB > _LARGE and reserved < _LEAST_ON_LARGE:
         parts.append(
