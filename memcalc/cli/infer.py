@@ -166,8 +166,8 @@ def infer(
     )  # fmt: skip
     if check and report.fits is None:
         raise InputError(
-            "--check: what vLLM's CUDA graphs take, or SGLang's reserve has to hold, is not known, so it cannot be shown to "
-            "fit; allowed: with --cuda-graph-memory from vLLM's log (0 with --enforce-eager), or SGLang's own fraction"
+            "--check: what CUDA graphs or compiled steps keep is not known, so it cannot be shown to fit; allowed: --cache "
+            "dynamic; with vLLM --cuda-graph-memory from its log (0 with --enforce-eager); SGLang's own fraction"
         )
     status = 1 if check and report.fits is False else 0
     with answering(status):

@@ -64,7 +64,7 @@ class Fit(NamedTuple):
     gpu: str
     capacity: int
     fits: bool | None
-    """None if what is known fits, and a part is not known: vLLM's CUDA graphs."""
+    """None if what is known fits, and a part is not known: vLLM's CUDA graphs, the compiled steps of a static cache."""
     headroom: int
     needs: int
 
@@ -321,7 +321,8 @@ class Inferred:
         if self.serving is not None:
             return _fit_of(self.serving, self.gpu, self.asked.batch_size)
         needs, capacity = self.needs(), self.gpu.capacity
-        return Fit(self.gpu.name, capacity, needs <= capacity, capacity - needs, needs)
+        fits = None if needs <= capacity and self.asked.cache == "static" else needs <= capacity
+        return Fit(self.gpu.name, capacity, fits, capacity - needs, needs)
 
     @property
     def fits(self) -> bool | None:

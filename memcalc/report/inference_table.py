@@ -78,11 +78,13 @@ def _answer(inferred: Inferred) -> list[RenderableType]:
 
 
 def _open(inferred: Inferred, size: str) -> str:
-    """Return the verdict on a serving engine of which a part is not known."""
+    """Return the verdict on a run of which a part is not known."""
     serving = inferred.serving
     room = None if serving is None else serving.room_for_graphs(inferred.asked.batch_size)
     if room is not None:
         return f"fits {size} if vLLM's CUDA graphs take at most {show_bytes(room)}: what they take is not known"
+    if serving is None:
+        return f"{show_bytes(inferred.needs())} of {size} are counted; what compiled decode steps keep is not known"
     return f"the cache has room on {size}; whether activations and CUDA graphs fit beside it is not known"
 
 

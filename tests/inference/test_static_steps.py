@@ -72,8 +72,10 @@ def test_what_is_refused(model_type: str) -> None:
 
 
 def test_a_note_says_that_steps_are_not_compiled() -> None:
-    notes = memcalc.infer("llama-7b", cache="static").notes
-    assert any("disable_compile=True" in note and "not known" in note for note in notes)
+    report = memcalc.infer("llama-7b", cache="static", gpu="a100-80gb")
+    assert any("disable_compile=True" in note and "not known" in note for note in report.notes)
+    assert report.fits is None
+    assert memcalc.infer("llama-2-70b", cache="static", gpu="t4").fits is False
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "llama"])
