@@ -124,10 +124,8 @@ def _after(inferred: Inferred) -> list[RenderableType]:
         f"keys and values: {show_bytes(token)} per token"
         + (f" on a GPU, {show_bytes(whole)} on all" if whole != token else "")
     ]
-    rule = f"rule of thumb: 1.2 × weights = {show_bytes(inferred.rule_of_thumb)}"
-    if inferred.total is not None:
-        rule += f"; the run's peak is {inferred.total / inferred.rule_of_thumb:.2f} times that"
-    lines.append(rule)
+    times = f"the run's peak is {inferred.total / inferred.rule_of_thumb:.2f} times that"
+    lines.append(f"rule of thumb: 1.2 × weights = {show_bytes(inferred.rule_of_thumb)}; {times}")
     return ["", *(Folded(line) for line in [*lines, *served_lines(inferred)])]
 
 
