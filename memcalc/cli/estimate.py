@@ -132,4 +132,5 @@ def _check_known(report: Report) -> None:
     if report.gpu is not None and report.fits is None:
         from memcalc.report.verdict import states_words
 
-        raise InputError(f"--check: {states_words(report, report.gpu)}; allowed: --model instead of --params")
+        allowed = "`cudnn: false` in the file" if report.uncounted else "--model instead of --params"
+        raise InputError(f"--check: {states_words(report, report.gpu)}; allowed: {allowed}")

@@ -64,7 +64,7 @@ def explain(
 
     language = language_option(lang)
     given = o.setup_of(setup)
-    topic = None if topic is None else topic.replace("++", "-plus-plus")
+    topic = None if topic is None else _meant(topic)
     model = o.model_of(name, model)
     asked = topic is not None or model is not None or params is not None
     if list_topics and (asked or given):
@@ -84,6 +84,14 @@ def _names_a_model(given: dict[str, Any], topic: str | None, model: str | None) 
     from memcalc.inputs.file_options import FILES
 
     return topic is None and model is None and any(name in given for name in FILES)
+
+
+def _meant(word: str) -> str:
+    """Return the topic that a word means; the word itself if it is a topic or a model, or means nothing."""
+    from memcalc.explanation.topics import topic_named
+
+    word = word.replace("++", "-plus-plus")
+    return word if _is_topic(word) or _is_model(word) else topic_named(word)
 
 
 def _is_topic(name: str) -> bool:

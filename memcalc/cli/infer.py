@@ -105,6 +105,14 @@ def infer(
         float | None,
         o.option("Share for weights and cache in SGLang. (default: by its rule)", _SERVING, "--mem-fraction-static"),
     ] = None,
+    cuda_graph_memory: Annotated[
+        str | None,
+        o.option(
+            "What vLLM's log says of its CUDA graphs (1.2GiB); 0 with --enforce-eager. (default: not known)",
+            _SERVING,
+            "--cuda-graph-memory",
+        ),
+    ] = None,
     zero_inference: Annotated[
         str | None,
         o.option(
@@ -142,7 +150,8 @@ def infer(
             batch_size=batch_size, prompt_len=prompt_len, new_tokens=new_tokens, dtype=dtype, quantize=quantize,
             group_size=group_size, double_quant=double_quant, kv_dtype=kv_dtype, cache=cache, attention=attention, tp=tp,
             pp=pp, ep=ep, gpu=gpu, engine=engine, block_size=block_size, gpu_memory_utilization=gpu_memory_utilization,
-            mem_fraction_static=mem_fraction_static, zero_inference=zero_inference, check=check or None, rows=rows or None,
+            mem_fraction_static=mem_fraction_static, cuda_graph_memory=cuda_graph_memory, zero_inference=zero_inference,
+            check=check or None, rows=rows or None,
         )  # fmt: skip
         _dtypes(o.model_of(name, model), kind, output)
         return
@@ -153,10 +162,13 @@ def infer(
         new_tokens=None if new_tokens is None else o.tokens(new_tokens), dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
         cache=cache, attention=attention, tp=tp, pp=pp, ep=ep, gpu=gpu, block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization, group_size=group_size, double_quant=double_quant, engine=engine,
-        mem_fraction_static=mem_fraction_static, zero_inference=zero_inference,
+        mem_fraction_static=mem_fraction_static, zero_inference=zero_inference, cuda_graph_memory=cuda_graph_memory,
     )  # fmt: skip
     if check and report.fits is None:
-        raise InputError("--check: the forward of this model and cache is not modelled, so it cannot be shown to fit")
+        raise InputError(
+            "--check: what CUDA graphs or compiled steps keep is not known, so it cannot be shown to fit; allowed: --cache "
+            "dynamic; with vLLM --cuda-graph-memory from its log (0 with --enforce-eager); SGLang's own fraction"
+        )
     status = 1 if check and report.fits is False else 0
     with answering(status):
         if output is None or str(output) == "-":

@@ -18,7 +18,7 @@ from memcalc.device.verdict import outside
 from memcalc.errors import InputError, one_line
 from memcalc.estimation.estimate import estimate
 from memcalc.formats.given import with_files
-from memcalc.inputs.model import load_model
+from memcalc.inputs.model import Model, load_model
 from memcalc.report.advice_document import advice_document
 from memcalc.report.document import (
     SCHEMA_VERSION,
@@ -100,6 +100,13 @@ def _next_document(one: Next) -> dict[str, Any]:
 
 
 @without_collections()
+def _refuse_uncounted(model: Model) -> None:
+    """Raise InputError for a model of which a part is not counted: no value could be shown to fit."""
+    if model.program.uncounted:
+        why = f"{model.program.uncounted} is not known, so no value can be shown to fit"
+        raise InputError(f"--layers: {why}; allowed: `cudnn: false` in the file, where cuDNN is off")
+
+
 def fit(
     solve: str | None,
     model: Any = None,
@@ -127,6 +134,8 @@ def fit(
     if not states_only and (model is None) == (params is None):
         raise InputError(f"--model or --params: exactly one of them is needed; as in: {EXAMPLE}")
     loaded = None if model is None else load_model(model)
+    if loaded is not None:
+        _refuse_uncounted(loaded)
     given = {name: value for name, value in options.items() if value is not None}
     return _Solving(find(Asked(loaded, params, given, max_gpus))).answer()
 

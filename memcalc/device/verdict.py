@@ -10,7 +10,8 @@ fits if it goes on within the GPU's memory. Between yes and no there are answers
 - `uncertain`: the run goes on with all of the GPU's memory, but not with the stated error subtracted, or without a steady
   state. Or its fragmentation is not known and could be too much.
 - `no`: more is allocated than the GPU has, or the run is out of memory in every way that was tried.
-- `unknown`: the model states alone are within the memory. What else a step needs is not known without a model.
+- `unknown`: what is counted is within the memory, and a part is not: without a model all but the model states, or what a
+  program names (`Program.uncounted`).
 
 The first two are a fit. If a run's allocations are not played, its fragmentation is a row with the basis `assumed`
 (memcalc.device.fragmentation), so that no answer is better because less is known.
@@ -18,7 +19,7 @@ The first two are a fit. If a run's allocations are not played, its fragmentatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -67,7 +68,7 @@ class Verdict:
 
         - `fits`: what the run takes on a GPU with room.
         - `tight`: what the run takes within the GPU's memory.
-        - `unknown`: the model states.
+        - `unknown`: the model states, or what is counted.
         - `no`: what is allocated if that is more than the capacity, else the least memory that was found to be enough.
         - `expandable`, `uncertain`: the least memory that was found to be enough, plus the stated error; for a run that is not
           played, `device` plus the stated error.
@@ -76,7 +77,7 @@ class Verdict:
         if self.answer == "fits":
             return rank.device
         if self.answer == "unknown":
-            return rank.peak
+            return rank.peak if rank.states_only else rank.device
         if self.run is not None:
             return self.run.reserved + besides
         if self.answer == "no":
@@ -90,7 +91,7 @@ class Verdict:
 
 def verdict_of(ranks: list[Report], capacity: int) -> Verdict:
     """Return the verdict of the worst rank on a GPU of `capacity` bytes; of equal answers, the one that needs most."""
-    alike = _worst([_of_one(rank, capacity) for rank in ranks])
+    alike = _worst([_open(_of_one(rank, capacity)) for rank in ranks])
     return alike[0] if len(alike) == 1 else max(alike, key=lambda one: one.needs)
 
 
@@ -100,7 +101,12 @@ def first_look_of(ranks: list[Report], capacity: int) -> Verdict:
     The full verdict can differ: `fits` may be `tight`, `tight` may fail with limits above the played one, and `no` may be
     `expandable` or `uncertain`.
     """
-    return max(_worst([_first_look(rank, capacity) for rank in ranks]), key=lambda one: one.gives_back)
+    return max(_worst([_open(_first_look(rank, capacity)) for rank in ranks]), key=lambda one: one.gives_back)
+
+
+def _open(verdict: Verdict) -> Verdict:
+    """Return the verdict without a fit if a step keeps something that is not counted."""
+    return replace(verdict, answer="unknown") if verdict.fits and verdict.report.uncounted else verdict
 
 
 def _worst(verdicts: list[Verdict]) -> list[Verdict]:

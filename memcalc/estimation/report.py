@@ -253,6 +253,11 @@ class Report(OnDevice):
         """Return the most bytes of a component at any time of a step; of saved activations, at the end of forward."""
         return sum(item.nbytes for item in self.items if item.component == component)
 
+    @property
+    def uncounted(self) -> str:
+        """Return the part of a step's memory whose bytes no rule gives; "" if there is none."""
+        return "" if self.states_only else self.model.program.uncounted
+
     @cached_property
     @without_collections()
     def verdict(self) -> Verdict | None:

@@ -195,7 +195,7 @@ def asked_in(topic: Topic, case: Case, model: Any, params: Any, options: Mapping
 
 def put_in(rule: Rule, report: Report, language: str) -> Step:
     """Return a rule with the numbers of a setup."""
-    return rule.step(HERE.said(language, setup=_named(report)), values(rule.formula, report))
+    return rule.step(HERE.said(language, setup=_named(report, language)), values(rule.formula, report))
 
 
 def compared(case: Case, asked: Asked) -> Section:
@@ -218,14 +218,18 @@ def _beside(rule: Number, exact: Number, differs: Words, language: str) -> str:
     return DIFFERS.said(language, times=times, words=differs.said(language))
 
 
-def _named(report: Report) -> str:
+_PARAMETERS: Final = Words("{count} parameters", "{count} 个参数")
+_GPUS: Final = Words("{gpus} GPUs", "{gpus} 张 GPU")
+
+
+def _named(report: Report, language: str) -> str:
     """Return a model and the options that decide its layout."""
     setup = report.setup
     degrees = [f"{name} {getattr(setup, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(setup, name) > 1]
     zero = [f"ZeRO {setup.zero}"] if setup.zero or setup.engine == "deepspeed" else []
     engine = [] if setup.engine == "none" else [setup.engine]
-    gpus = [f"{setup.gpus} GPUs"] if setup.gpus > 1 else []
-    count = f"{show_count(report.model.num_parameters)} parameters"
+    gpus = [_GPUS.said(language, gpus=setup.gpus)] if setup.gpus > 1 else []
+    count = _PARAMETERS.said(language, count=show_count(report.model.num_parameters))
     name = f"{report.model.name} ({count})" if report.model.name else count
     return ", ".join([name, *gpus, *engine, *zero, *degrees, setup.precision])
 

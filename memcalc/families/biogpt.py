@@ -19,7 +19,7 @@ from memcalc.families.base.blocks import (
     sdpa_attention,
 )
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.masks import causal_mask, keys_of
+from memcalc.families.base.masks import causal_mask, causal_mask_beside_ones, length_so_far, tokens_of
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
@@ -117,8 +117,9 @@ class BioGpt(Program):
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
         inputs_embeds = (m / "embed_tokens").scaled_embedding(ids, lambda looked_up: scale(looked_up, "mul"))
-        _attention_mask = new_tensor(run.memory, (run.batch, keys_of(run)), fp32, "positions that count")
-        mask = causal_mask(run)
+        _mask_seq_length = length_so_far(run)
+        attention_mask = new_tensor(run.memory, (run.batch, tokens_of(run)), fp32, "positions that count")
+        mask = causal_mask(run) if run.cache is None else causal_mask_beside_ones(run, attention_mask)
         positions = position_ids(run)
         position_embeds = (m / "embed_positions").embedding(scale(positions, "add"))
         run.memory.scope = m.path

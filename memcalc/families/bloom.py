@@ -14,7 +14,7 @@ from memcalc.core.ops.shape import reshape, select, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.masks import causal_mask, keys_of
+from memcalc.families.base.masks import causal_mask, keys_of, length_so_far
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
@@ -99,6 +99,7 @@ class Bloom(GPT2):
         run = m.run
         inputs_embeds = (m / "word_embeddings").embedding(ids)
         hidden_states = (m / "word_embeddings_layernorm").layer_norm(inputs_embeds)
+        _seq_length_with_past = length_so_far(run)
         if run.attention_mask is None:
             slopes = self.slopes(run)
             alibi = self.alibi(run, slopes)

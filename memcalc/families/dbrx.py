@@ -138,10 +138,10 @@ class Dbrx(RouterOutputs):
     """The program of DbrxForCausalLM."""
 
     Config = DbrxConfig
-    decodes = False  # the loop over experts depends on the tokens that each gets
     backbone = "transformer"
     balances = True
     polynomial = False
+    polynomial_in_batch = False
 
     def __init__(self, config: Any) -> None:
         self.config = config

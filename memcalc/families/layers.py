@@ -80,7 +80,9 @@ class LayersProgram(Program):
         self.layers = max(1, network.blocks)
         placed = [one.layer for one in network.layers]
         self.polynomial = not (self.has_sequence and any(isinstance(one, Recurrent) for one in placed))
-        self.notes = notes_of(placed)
+        self.notes = notes_of(placed, cudnn=given.cudnn)
+        if given.cudnn and any(isinstance(one, Recurrent) for one in placed):
+            self.uncounted = "the reserve of cuDNN's recurrent layers"
         self.sync_batch_norm = any(isinstance(one, SyncBatchNorm) for one in placed)
         if not network.wants_gradient:
             raise ValueError(
@@ -203,14 +205,17 @@ class LayersProgram(Program):
         return computes
 
 
-def notes_of(layers: Sequence[Layer]) -> tuple[str, ...]:
+def notes_of(layers: Sequence[Layer], *, cudnn: bool = True) -> tuple[str, ...]:
     """Return what a reader should know of how the layers are counted."""
     recurrent = sorted({layer.torch for layer in layers if isinstance(layer, Recurrent)})
     if not recurrent:
         return ()
+    without = f"{', '.join(recurrent)}: as torch runs it without cuDNN (torch.backends.cudnn.enabled = False)"
+    if not cudnn:
+        return (f"{without}, a kernel for each step",)
     return (
-        f"{', '.join(recurrent)}: as torch runs it without cuDNN (torch.backends.cudnn.enabled = False), a kernel for each "
-        "step; cuDNN keeps a reserve for backward instead, whose size its own library alone tells, so it is not modelled",
+        f"{without}, a kernel for each step; cuDNN keeps a reserve for backward instead, whose size its own library alone "
+        "tells, so whether a GPU has room is open; `cudnn: false` in the file says that cuDNN is off",
     )
 
 

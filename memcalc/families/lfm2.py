@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import ONE_DIM, Dim, merge
-from memcalc.core.ops.axes import chunk_dim
+from memcalc.core.ops.axes import chunk_dim, narrow
 from memcalc.core.ops.shape import contiguous, reshape, transpose, view
 from memcalc.families.base.blocks import QKV, Attended, Rotary, act, apply_mask_to_padding_states
 from memcalc.families.base.config import Bounds, Count, Layers, check_divides
@@ -19,7 +19,7 @@ from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.module import Module, State, Weight, module
 from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
-from memcalc.families.mamba import cached_conv1d
+from memcalc.families.mamba import CONVOLUTION, cached_conv1d, causal_conv1d
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,7 +130,7 @@ class Lfm2(LinearOrFullLayers):
         self.kernel = Dim("conv_kernel", config.conv_L_cache)
 
     def states(self, i: int) -> tuple[State, ...]:
-        return (State("convolution", (self.hidden, self.kernel)),) if self.linear(i) else ()
+        return (State(CONVOLUTION, (self.hidden, self.kernel)),) if self.linear(i) else ()
 
     def mlp_width(self) -> int:
         return self.config.ffn
@@ -189,7 +189,12 @@ class Lfm2(LinearOrFullLayers):
         projected = transpose((m / "in_proj").linear(hidden_states), 1, 2)
         b, c, x = chunk_dim(projected, 1, 3)
         hidden_states = b * x
-        hidden_states = cached_conv1d(m, m / "conv", hidden_states, "linear")
+        if m.run.cache is not None and m.run.cache.state(m, CONVOLUTION) is None:
+            seq = hidden_states.shape[2]
+            hidden_states = m.run.cache.update_conv_state(m, hidden_states, self.kernel)
+            hidden_states = narrow(causal_conv1d(m / "conv", hidden_states, "linear"), 2, seq)
+        else:
+            hidden_states = cached_conv1d(m, m / "conv", hidden_states, "linear")
         y = c * hidden_states
         y = contiguous(transpose(y, 1, 2))
         return (m / "out_proj").linear(y)

@@ -58,6 +58,7 @@ class MambaConfig(FamilyConfig):
         return self.intermediate_size or self.expand * self.hidden_size
 
 
+CONVOLUTION: Final = "convolution"
 RECURRENT: Final = "recurrent state"
 """The name of the state of a recurrence."""
 
@@ -89,7 +90,7 @@ class SelectiveMixer:
     def states(self) -> tuple[State, ...]:
         """Return what the mixer keeps from token to token."""
         return (
-            State("convolution", (self.inner, self.kernel)),
+            State(CONVOLUTION, (self.inner, self.kernel)),
             State(RECURRENT, (self.inner, self.state), fp32),
         )
 
@@ -254,7 +255,7 @@ def cached_conv1d(m: Module, conv: Module, hidden_states: Tensor, activation: st
     cache = m.run.cache
     if cache is None:
         return causal_conv1d(conv, hidden_states, activation)
-    conv_state = cache.state(m, "convolution")
+    conv_state = cache.state(m, CONVOLUTION)
     if conv_state is not None:
         return causal_conv1d_update(conv, hidden_states, conv_state, activation)
     seq = hidden_states.shape[2]

@@ -15,7 +15,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.errors import quoted
 from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, check_divides
-from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.masks import causal_mask, length_so_far
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2
@@ -140,7 +140,10 @@ class Mpt(GPT2):
         value_states = transpose(reshape(value_states, batch, seq, self.heads, self.head_dim), 1, 2)
         key_states, value_states = m.cached(key_states, value_states)
         attention_scores = scale(matmul(query_states, transpose(key_states, 2, 3), "attention scores"), "mul")
-        position_bias = first(alibi, self.heads, ONE_DIM, seq)  # the last ones, which is the same to bytes
+        _query_length = length_so_far(m.run)
+        position_bias = first(
+            alibi, self.heads, ONE_DIM, key_states.shape[2]
+        )  # the last ones, which is the same to bytes
         attention_scores = attention_scores + position_bias
         attention_scores = where_else(mask, attention_scores, "allowed scores")
         attn_weights = cast(softmax(cast(attention_scores, fp32)), value_states.dtype)

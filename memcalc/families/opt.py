@@ -13,7 +13,7 @@ from memcalc.core.ops.shape import contiguous, reshape, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended, act, attention, lm_head_loss
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.masks import causal_mask, keys_of
+from memcalc.families.base.masks import causal_mask, length_so_far, tokens_of
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
@@ -123,7 +123,8 @@ class OPT(Program):
         inputs_embeds = (m / "embed_tokens").embedding(ids)
         position_attention_mask = run.attention_mask
         if position_attention_mask is None:
-            position_attention_mask = new_tensor(run.memory, (run.batch, keys_of(run)), fp32, "positions that count")
+            _seq_length = length_so_far(run)
+            position_attention_mask = new_tensor(run.memory, (run.batch, tokens_of(run)), fp32, "positions that count")
         positions = like(position_attention_mask, "cumulated positions")
         positions = cast(scale(positions * position_attention_mask, "sub"), int64)
         if run.cache is not None:

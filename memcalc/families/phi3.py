@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.replaceable import replaceable
-from memcalc.core.ops.shape import cat, part, rotate_half, transpose, unsqueeze, view
+from memcalc.core.ops.shape import cat, part, reshape, rotate_half, transpose, unsqueeze, view
 from memcalc.families.base.blocks import rms_norm
 from memcalc.families.base.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import Attended
+    from memcalc.families.llama import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +99,21 @@ class Phi3(JoinedMLP):
         hidden_states = self.mlp(m / "mlp", hidden_states)
         return residual + dropout(hidden_states, p)
 
-    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, seq, _ = hidden_states.shape
+    @module
+    def attention(self, m: Module, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
+        """Return the attention's output. The frame holds q, k and v as they were joined, beside what a cache returns."""
         qkv = (m / "qkv_proj").linear(hidden_states)
+        query_states, key_states, value_states = self.split(qkv)
+        cos, sin = rotary
+        query_states, key_states = self.rotate(query_states, key_states, cos, sin)
+        key_states, value_states = m.cached(key_states, value_states)
+        attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
+        attn_output = reshape(attn_output, *hidden_states.shape[:-1], self.q_width)
+        attn_output = (m / "o_proj").linear(attn_output)
+        return attn_output, attn_weights
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, seq, _ = qkv.shape
         q, k, v = part(qkv, self.q_width), part(qkv, self.kv_width), part(qkv, self.kv_width)
         q = transpose(view(q, batch, seq, self.heads, self.head_dim), 1, 2)
         k = transpose(view(k, batch, seq, self.kv_heads, self.head_dim), 1, 2)

@@ -34,7 +34,11 @@ from memcalc.families.llama import Llama, linear_weights
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+    from memcalc.families.base.replacing import Cache
+
 BlockType = Literal["recurrent", "attention"]
+CONVOLUTION: Final = "convolution"
+RECURRENT: Final = "recurrent state"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +113,6 @@ class RecurrentGemmaConfig(RotaryConfig):
 class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
-    decodes = False
     Config = RecurrentGemmaConfig
     final_norm = "final_norm"
 
@@ -120,6 +123,8 @@ class RecurrentGemma(Llama):
         self.block_width = Dim("lru_head_dim", config.width_of_recurrence // self.heads.size)
         self.lru = merge(self.heads, self.block_width)
         self.kernel = Dim("conv_kernel", config.conv1d_width)
+        if self.lru.size != self.hidden.size:
+            self.shortest_prompt = 2  # the empty state of the convolution has the hidden size
 
     def variant(self, i: int) -> Hashable:
         return self.blocks[i]
@@ -163,11 +168,11 @@ class RecurrentGemma(Llama):
         """Return what modules of the layer keep. The convolution's is a view of all inputs but the first."""
         if self.blocks[i] != "recurrent":
             return ()
-        return State("convolution", (self.lru, self.kernel)), State("recurrent state", (self.lru,), fp32)
+        return State(CONVOLUTION, (self.lru, self.kernel)), State(RECURRENT, (self.lru,), fp32)
 
     def states_of_prompt(self, i: int) -> tuple[State, ...]:
         return tuple(
-            state._replace(shape=(self.lru, plus(self.kernel, -1))) if state.name == "convolution" else state
+            state._replace(shape=(self.lru, plus(self.kernel, -1))) if state.name == CONVOLUTION else state
             for state in self.states(i)
         )
 
@@ -278,12 +283,41 @@ class RecurrentGemma(Llama):
         x_branch = (m / "linear_x").linear(input_states)
         x_branch = transpose(x_branch, 1, 2)
         m.run.buffers.pop(self.state_name(m.layer or 0), None)
-        with m / "conv_1d":
-            weight, bias = (m / "conv_1d").weight(), (m / "conv_1d").weight("bias")
-            x_branch = narrow(depthwise_conv1d(x_branch, weight, bias, self.kernel.size - 1), 2, input_states.shape[1])
+        if m.run.cache is not None:
+            x_branch = self.convolution_with_state(m, m.run.cache, x_branch)
+        else:
+            x_branch = self.convolution(m / "conv_1d", x_branch)
         x_branch = self.rg_lru(m / "rg_lru", transpose(x_branch, 1, 2), positions)
         hidden_states = x_branch * y_branch
         return (m / "linear_out").linear(hidden_states)
+
+    @module
+    def convolution(self, m: Module, x_branch: Tensor) -> Tensor:
+        """Return the causal convolution of x, (batch, lru, seq)."""
+        return narrow(
+            depthwise_conv1d(x_branch, m.weight(), m.weight("bias"), self.kernel.size - 1), 2, x_branch.shape[2]
+        )
+
+    def convolution_with_state(self, m: Module, cache: Cache, x_branch: Tensor) -> Tensor:
+        """Return the convolution of the new tokens, and keep their last inputs. A single token is joined with those before it,
+        also if it is a whole prompt."""
+        run, batch = m.run, x_branch.shape[0]
+        before = plus(self.kernel, -1)
+        if cache.state(m, CONVOLUTION) is None:
+            cache.keep_state(
+                m, CONVOLUTION, new_tensor(run.memory, (batch, self.hidden, before), run.dtype, CONVOLUTION)
+            )
+            cache.keep_state(m, RECURRENT, new_tensor(run.memory, (batch, self.lru), fp32, RECURRENT))
+        if x_branch.shape[2].size > 1:
+            cache.keep_state(m, CONVOLUTION, new_tensor(run.memory, (batch, self.lru, before), run.dtype, CONVOLUTION))
+            return self.convolution(m / "conv_1d", x_branch)
+        conv_state = new_tensor(run.memory, (batch, self.lru, self.kernel), run.dtype, "inputs of the convolution")
+        products = conv_state * reshape((m / "conv_1d").weight(), self.lru, self.kernel)
+        x_branch = new_tensor(run.memory, (batch, self.lru), run.dtype, "sum over the kernel")
+        del products
+        x_branch = unsqueeze(x_branch + (m / "conv_1d").weight("bias"), 2)
+        cache.keep_state(m, CONVOLUTION, conv_state)
+        return x_branch
 
     @module
     def rg_lru(self, m: Module, activations: Tensor, positions: Tensor) -> Tensor:
@@ -304,7 +338,13 @@ class RecurrentGemma(Llama):
         multiplier = bounded_sqrt(one_minus(a_square))
         multiplier = reset + like(reset, "where not to reset") * multiplier
         normalized_x = gated_inputs * cast(multiplier, activations.dtype)
-        hidden_states, recurrent_states = rnn_scan(normalized_x, recurrent_gate, reset)
+        cache = m.run.cache
+        if cache is not None:
+            before = cache.state(m, RECURRENT)
+            hidden_states, recurrent_states = rnn_scan(normalized_x, recurrent_gate, reset, before)
+            cache.keep_state(m, RECURRENT, recurrent_states)
+            return hidden_states
+        hidden_states, recurrent_states = rnn_scan(normalized_x, recurrent_gate, reset, None)
         m.run.buffers[self.state_name(m.layer or 0)] = recurrent_states
         return hidden_states
 
@@ -317,16 +357,22 @@ def _the_layer_before(node: Node, grads: list[Tensor]) -> list[Tensor]:
     raise AssertionError("nobody goes backward through what is left behind")
 
 
-def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+def rnn_scan(
+    hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, before: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return all states and the last one: RecurrentGemmaRglru._rnn_scan. hidden_states and recurrent_gate are (batch, seq,
-    lru). The caller's frame keeps the arguments."""
+    lru), `before` is the state before them. The caller's frame keeps the arguments."""
     _arguments = (hidden_states, recurrent_gate)
     recurrent_gate = recurrent_gate * like(reset, "where not to reset")
     memory, dtype = hidden_states.memory, hidden_states.dtype
     batch, seq, lru = hidden_states.shape
     if seq.size == 1:
-        return hidden_states, cast(select(hidden_states, 1), fp32)
-    recurrent_states = new_tensor(memory, (batch, lru), fp32, "initial state")
+        if before is None:
+            return hidden_states, cast(select(hidden_states, 1), fp32)
+        contextualized_states = cast(recurrent_gate, fp32) * unsqueeze(before, 1)
+        cast(hidden_states, fp32)  # is added in place
+        return cast(contextualized_states, dtype), select(contextualized_states, 1)
+    recurrent_states = new_tensor(memory, (batch, lru), fp32, "initial state") if before is None else before
     contextualized_states = like(hidden_states, "states")
     if seq.size > 2:
         zeros, early = recurrent_states, plus(seq, -3)

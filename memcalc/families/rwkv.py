@@ -20,7 +20,7 @@ from memcalc.core.ops.scan import Block, earlier_steps
 from memcalc.core.ops.selection import larger
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act, lm_head_loss
-from memcalc.families.base.config import Count, FamilyConfig, Layers
+from memcalc.families.base.config import Count, CountOrNone, FamilyConfig, Layers
 from memcalc.families.base.module import Module, Run, State, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.families.base.support import Family, Support
@@ -28,7 +28,7 @@ from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,7 @@ class RwkvConfig(FamilyConfig):
     num_hidden_layers: Layers = 32
     attention_hidden_size: Count | None = None
     intermediate_size: Count | None = None
+    rescale_every: CountOrNone = 6
     tie_word_embeddings: bool = False
 
     def check(self) -> None:
@@ -52,12 +53,17 @@ class RwkvConfig(FamilyConfig):
                 raise ValueError(f"{name} 1 fails in transformers, which divides by one less; allowed: 2 or more")
 
 
+FEED_FORWARD_INPUT: Final = "feed-forward input"
+ATTENTION_INPUT: Final = "attention input"
+AVERAGES: Final = ("numerator of the average", "denominator of the average", "maximum of the average")
+
+
 class Rwkv(Program):
     """The program of RwkvForCausalLM."""
 
-    decodes = False
     Config: type[FamilyConfig] = RwkvConfig
     attention_kinds = ("eager",)
+    polynomial_in_batch = False
     embedding = "rwkv.embeddings"
     unembedding = "head"
 
@@ -82,10 +88,8 @@ class Rwkv(Program):
 
     def states(self, i: int) -> tuple[State, ...]:
         """Return what the layer keeps: the last inputs of both blocks, and the three numbers of each channel's average."""
-        averages = (
-            State(f"{name} of the average", (self.hidden,), fp32) for name in ("numerator", "denominator", "maximum")
-        )
-        return State("feed-forward input", (self.hidden,)), State("attention input", (self.hidden,)), *averages
+        averages = (State(name, (self.hidden,), fp32) for name in AVERAGES)
+        return State(FEED_FORWARD_INPUT, (self.hidden,)), State(ATTENTION_INPUT, (self.hidden,)), *averages
 
     # --- weights
 
@@ -125,10 +129,14 @@ class Rwkv(Program):
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         inputs_embeds = (m / "embeddings").embedding(ids)
+        if m.run.cache is not None and not m.run.cache.seen:
+            m.run.cache.fill_states(m.run, self, 0)
         hidden_states = inputs_embeds
         for i in range(self.layers):
             m.run.memory.enter(m.run.memory.phase, i)
             hidden_states = self.call_layer(Module(m.run, f"{m.path}.blocks.*", i), hidden_states)
+            if m.run.cache is not None and self.config.rescale_every and (i + 1) % self.config.rescale_every == 0:
+                hidden_states = scale(hidden_states, "div")
         m.run.memory.enter(m.run.memory.phase, None)
         return (m / "ln_out").layer_norm(hidden_states)
 
@@ -144,11 +152,13 @@ class Rwkv(Program):
     @module
     def attention(self, m: Module, hidden: Tensor) -> Tensor:
         receptance, key, value = self.extract_key_value(m, hidden)
-        rwkv = linear_attention(m.weight("time_decay"), m.weight("time_first"), key, value)
+        cache = m.run.cache
+        state = None if cache is None else [kept(cache.state(m, name)) for name in AVERAGES]
+        rwkv, _layer_state = linear_attention(m.weight("time_decay"), m.weight("time_first"), key, value, state)
         return (m / "output").linear(receptance * rwkv)
 
     def extract_key_value(self, m: Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shifted = time_shift(hidden)
+        shifted = self.shifted(m, hidden, ATTENTION_INPUT)
         key = mixed(hidden, shifted, m.weight("time_mix_key"))
         value = mixed(hidden, shifted, m.weight("time_mix_value"))
         receptance = mixed(hidden, shifted, m.weight("time_mix_receptance"))
@@ -159,13 +169,28 @@ class Rwkv(Program):
 
     @module
     def feed_forward(self, m: Module, hidden: Tensor) -> Tensor:
-        shifted = time_shift(hidden)
+        shifted = self.shifted(m, hidden, FEED_FORWARD_INPUT)
         key = mixed(hidden, shifted, m.weight("time_mix_key"))
         receptance = mixed(hidden, shifted, m.weight("time_mix_receptance"))
         key = power(act((m / "key").linear(key), "relu"), 2)
         value = (m / "value").linear(key)
         receptance = sigmoid((m / "receptance").linear(receptance))
         return receptance * value
+
+    def shifted(self, m: Module, hidden: Tensor, name: str) -> Tensor:
+        """Return the token before each one. A single one, of a sequence that goes on, has its own in the state: (batch, hidden)
+        without a dim for tokens. So with several sequences the sum with (batch, 1, hidden) has batch x batch tokens."""
+        cache = m.run.cache
+        state = None if cache is None or hidden.shape[1].size > 1 else cache.state(m, name)
+        if state is None:
+            return time_shift(hidden)
+        return Tensor(state.storage, (Dim("sequences", state.shape[0].size), self.hidden), state.strides, state.dtype)
+
+
+def kept(state: Tensor | None) -> Tensor:
+    """Return a state that the cache has from the first forward on."""
+    assert state is not None
+    return state
 
 
 def time_shift(hidden: Tensor) -> Tensor:
@@ -178,13 +203,19 @@ def mixed(hidden: Tensor, shifted: Tensor, time_mix: Tensor) -> Tensor:
     return hidden * time_mix + shifted * one_minus(time_mix)
 
 
-def linear_attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output of rwkv_linear_attention_cpu. key and value are (batch, seq, inner); the caller's frame keeps them."""
+def linear_attention(
+    time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state: Sequence[Tensor] | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the output of rwkv_linear_attention_cpu, and its new state. key and value are (batch, seq, inner); the caller's
+    frame keeps them."""
     memory = key.memory
     batch, seq, inner = key.shape
     output = like(key, "output")
-    num_state, den_state = (new_tensor(memory, (batch, inner), fp32, f"initial {n}") for n in ("num", "den"))
-    max_state = scale(new_tensor(memory, (batch, inner), fp32, "zeros"), "sub", "initial max")
+    if state is None:
+        num_state, den_state = (new_tensor(memory, (batch, inner), fp32, f"initial {n}") for n in ("num", "den"))
+        max_state = scale(new_tensor(memory, (batch, inner), fp32, "zeros"), "sub", "initial max")
+    else:
+        num_state, den_state, max_state = state
     time_decay = -exp(time_decay)
     if seq.size > 2:
         initial = [num_state, den_state, max_state]
@@ -213,7 +244,7 @@ def linear_attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value:
         num_state = e1 * num_state + e2 * current_value
         den_state = e1 * den_state + e2
         max_state = max_for_state
-    return output
+    return output, [num_state, den_state, max_state]
 
 
 def _blocks(seq: Dim, batch: Dim, inner: Dim, *, copies_keys: bool) -> Iterator[Block]:

@@ -21,7 +21,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.bart import PreNorm, sdpa_of, split_heads
 from memcalc.families.base.blocks import Attended, plain_eager_attention
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, keys_and_values, shift_tokens_right
+from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, Ends, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import decoder_mask
 from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
 from memcalc.families.base.stack import stacked
@@ -96,6 +96,10 @@ class Whisper(PreNorm):
     def inputs(self, batch: Dim, seq: Dim) -> Sequence[Input]:
         return Input("input_features", (batch, self.mel, self.frames)), Input("labels", (batch, seq), int64)
 
+    @property
+    def encoded_length(self) -> Dim:
+        return self.source_positions
+
     def padding(self, batch: Dim, seq: Dim) -> Input:
         """The feature extractor's mask of frames. The model takes it, but uses it only with SpecAugment."""
         return Input("attention_mask", (batch, self.frames), int64)
@@ -163,17 +167,13 @@ class Whisper(PreNorm):
     @module
     def encoder(self, m: Module, input_features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         run = m.run
-        inputs_embeds = activation(self.convolved(m / "conv1", input_features, self.frames), "gelu")
-        inputs_embeds = activation(self.convolved(m / "conv2", inputs_embeds, self.source_positions), "gelu")
-        inputs_embeds = permute(inputs_embeds, 0, 2, 1)
-        all_positions = new_tensor(run.memory, (self.source_positions,), int64, "source positions")
-        hidden_states = inputs_embeds + self.sinusoids(m / "embed_positions", all_positions)
-        hidden_states = dropout(hidden_states, self.config.dropout)
+        inputs_embeds = self.convolutions(m, input_features)
+        _all_positions, hidden_states = self.placed_in_encoder(m, inputs_embeds)
         for i in range(self.encoder_layers):
             run.memory.enter(run.memory.phase, i)
             hidden_states = self.call(self.encoder_layer, Module(run, f"{m.path}.layers.*", i), hidden_states, None)
         run.memory.enter(run.memory.phase, None)
-        return (m / "layer_norm").layer_norm(hidden_states)
+        return self.final_norm(m / "layer_norm", hidden_states)
 
     def convolved(self, m: Module, x: Tensor, places: Dim) -> Tensor:
         with m:
@@ -188,20 +188,59 @@ class Whisper(PreNorm):
     @module
     def decoder(self, m: Module, ids: Tensor, encoder_hidden_states: Tensor) -> Tensor:
         run = m.run
-        inputs_embeds = (m / "embed_tokens").embedding(ids)
-        _arange = new_tensor(run.memory, (run.seq,), int64, "position ids")
-        del _arange
-        positions = new_tensor(run.memory, (run.batch, run.seq), int64, "position ids")
-        with m / "embed_positions" as table:
-            embed_pos = index(table.weight(), positions, "embed_positions")
-        hidden_states = dropout(inputs_embeds + embed_pos, self.config.dropout)
+        inputs_embeds = self.embed_tokens(m, ids)
+        _positions, hidden_states = self.placed_in_decoder(m, inputs_embeds)
         mask = decoder_mask(run)
         for i in range(self.decoder_layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
             hidden_states = self.call(self.decoder_layer, layer, hidden_states, mask, encoder_hidden_states, None)
         run.memory.enter(run.memory.phase, None)
-        return (m / "layer_norm").layer_norm(hidden_states)
+        return self.final_norm(m / "layer_norm", hidden_states)
+
+    # --- what only the first or the last stage of a stack has
+
+    @property
+    def ends(self) -> Ends:
+        front = [f"model.encoder.{name}.{part}" for name in ("conv1", "conv2") for part in ("weight", "bias")]
+        first = {
+            "encoder": (*front, "model.encoder.embed_positions.weight"),
+            "decoder": ("model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight"),
+        }
+        norms = {stack: [f"model.{stack}.layer_norm.{part}" for part in ("weight", "bias")] for stack in first}
+        head = "model.decoder.embed_tokens.weight" if self.config.tie_word_embeddings else "proj_out.weight"
+        begin = ("convolutions", "embed_tokens", "placed_in_encoder", "placed_in_decoder")
+        return Ends(begin, ("final_norm",), first, {"encoder": norms["encoder"], "decoder": (*norms["decoder"], head)})
+
+    def convolutions(self, m: Module, input_features: Tensor) -> Tensor:
+        """Return a spectrogram as (batch, source positions, hidden)."""
+        inputs_embeds = activation(self.convolved(m / "conv1", input_features, self.frames), "gelu")
+        inputs_embeds = activation(self.convolved(m / "conv2", inputs_embeds, self.source_positions), "gelu")
+        return permute(inputs_embeds, 0, 2, 1)
+
+    def placed_in_encoder(self, m: Module, inputs_embeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions, which the encoder's frame holds, and the first layer's input."""
+        all_positions = new_tensor(m.run.memory, (self.source_positions,), int64, "source positions")
+        hidden_states = inputs_embeds + self.sinusoids(m / "embed_positions", all_positions)
+        return all_positions, dropout(hidden_states, self.config.dropout)
+
+    def embed_tokens(self, m: Module, ids: Tensor) -> Tensor:
+        return (m / "embed_tokens").embedding(ids)
+
+    def placed_in_decoder(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, m: Module, inputs_embeds: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Return the positions and their embeddings, which the decoder's frame holds, and the first layer's input."""
+        run = m.run
+        _arange = new_tensor(run.memory, (run.seq,), int64, "position ids")
+        del _arange
+        positions = new_tensor(run.memory, (run.batch, run.seq), int64, "position ids")
+        with m / "embed_positions" as table:
+            embed_pos = index(table.weight(), positions, "embed_positions")
+        return (positions, embed_pos), dropout(inputs_embeds + embed_pos, self.config.dropout)
+
+    def final_norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        return m.layer_norm(hidden_states)
 
     @module
     def attention(
@@ -231,5 +270,11 @@ class Whisper(PreNorm):
 FAMILY: Final = Family(
     "whisper",
     Whisper,
-    Support(tensor_parallel={}, auto_class="AutoModelForSpeechSeq2Seq", decodes_encoded=True, batch="speech"),
+    Support(
+        tensor_parallel={},
+        auto_class="AutoModelForSpeechSeq2Seq",
+        decodes_encoded=True,
+        encoded_stages=True,
+        batch="speech",
+    ),
 )

@@ -1,9 +1,8 @@
-"""transformers' DynamicCache and StaticCache on paper (cache_utils.py): what each layer holds, and what an update allocates.
+"""transformers' DynamicCache on paper (cache_utils.py): what each layer holds, and what an update allocates.
 
 A dynamic layer joins its keys with the new ones (`torch.cat`), then its values; the old tensors are there until the new ones
 are. A dynamic sliding layer joins both before it lets go of the old ones. It keeps a view of the last `window - 1` tokens,
-whose storage has all that were joined: after a prompt all of its tokens, later `window`. A static layer allocates its
-longest length once and writes into it.
+whose storage has all that were joined: after a prompt all of its tokens, later `window`.
 """
 
 from __future__ import annotations
@@ -49,6 +48,8 @@ class Kept(NamedTuple):
 class DynamicCache:
     """A DynamicCache(config=model.config). `windows` has the windows of the layers that have one."""
 
+    is_compileable = False
+
     def __init__(self, windows: Mapping[int, int], full: int | None, seen: int = 0) -> None:
         """Begin an empty cache, or with `fill` one that has `seen` tokens. `full` is the layer whose tokens size the masks of
         full attention; None: the first that has keys and no window."""
@@ -81,7 +82,7 @@ class DynamicCache:
 
     def fill_states(self, run: Run, program: Program, prompt: int) -> None:
         """Allocate what the layers keep besides keys and values after `seen` tokens, `prompt` of which came at once."""
-        states_of = program.states if self.seen > prompt else program.states_of_prompt
+        states_of = program.states if self.seen > prompt or prompt == 1 else program.states_of_prompt
         for i in range(program.layers):
             run.memory.layer, run.memory.scope = i, "layers.*"
             for state in states_of(i):
@@ -166,6 +167,10 @@ class DynamicCache:
         past = tokens_kept(seen, self.windows.get(layer))
         return Dim(f"(cached+{queries.name})", past + queries.size) if past else queries
 
+    def length_and(self, run: Run, tokens: Dim) -> Tensor | None:
+        """Run `get_seq_length() + tokens`: None, as it is a number."""
+        return None
+
 
 def kept_of(m: Module, key_states: Tensor, value_states: Tensor) -> Kept:
     """Return the shapes and dtypes of what a layer is given to cache."""
@@ -184,23 +189,6 @@ def window_tensor(run: Run, layer: int) -> Tensor:
     """Allocate a sliding layer's window as a tensor (`_sliding_window_tensor`)."""
     run.memory.layer = layer
     return new_tensor(run.memory, (), int64, "window as a tensor", component=COMPONENT)
-
-
-class StaticCache(DynamicCache):
-    """A StaticCache(config=model.config, max_cache_len=seen): every layer has its longest length from the first update on, and
-    counts its tokens in a tensor. A layer with a window has no more tokens than that."""
-
-    def fill(self, run: Run, kept: Mapping[int, Kept], prompt: int) -> None:
-        self.kept = dict(kept)
-        for layer, one in kept.items():
-            run.memory.layer, run.memory.scope = layer, one.scope
-            length = min(self.seen, self.windows.get(layer, self.seen))
-            self.numbers.append(new_tensor(run.memory, (), int64, "tokens so far", component=COMPONENT))
-            shapes = ((one.keys, one.key_dtype, "keys"), (one.values, one.value_dtype, "values"))
-            self.layers[layer] = Pair(
-                *(_past(run, shape, dtype, name, length, length) for shape, dtype, name in shapes)
-            )
-        run.memory.layer, run.memory.scope = None, ""
 
 
 def last_tokens(x: Tensor, window: int) -> Tensor:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.core.dims import Dim
 from memcalc.errors import InputError
 from memcalc.inference import encoded
-from memcalc.inference.caches import DynamicCache, StaticCache, windows_of
+from memcalc.inference.caches import DynamicCache, windows_of
 from memcalc.inference.options import DTYPES, Asked, check
 from memcalc.inference.parallel import rank_program, stages_of
 from memcalc.inference.quantised_methods import method_of, method_of_config
 from memcalc.inference.refusals import refuse_model
 from memcalc.inference.report import Inferred, Ran
-from memcalc.inference.steps import Workload, decode, held, prefill
+from memcalc.inference.static_cache import StaticCache
+from memcalc.inference.steps import Workload, decode, prefill
 from memcalc.inputs.gpu import load_gpu
 from memcalc.inputs.model import Model, load_model
 
@@ -98,7 +99,6 @@ def ran(model: Model, asked: Asked) -> Ran:
     assert asked.prompt_len is not None and asked.new_tokens is not None and asked.attention is not None
     batch = _batch(asked.batch_size)
     work = Workload(DTYPES[asked.dtype], asked.attention, batch, asked.prompt_len)
-    windows, full = windows_of(program)
     seen = asked.prompt_len + asked.new_tokens
     if not program.one_stack:
         behind: Any = program
@@ -107,16 +107,19 @@ def ran(model: Model, asked: Asked) -> Ran:
         before = sorted({start, start + asked.new_tokens - 1}) if asked.new_tokens else []
         steps = tuple(encoded.decode(behind, work, n, first) for n in before)
         return Ran(program, first, steps, tuple(stages_of(model, asked.pp)))
-    if not program.decodes or asked.cache == "static":
-        kept = prefill(program, work._replace(prompt=2), DynamicCache(windows, full)).kept
-        cache = (StaticCache if asked.cache == "static" else DynamicCache)(windows, full, seen)
-        return Ran(program, held(program, work, cache, kept), (), tuple(stages_of(model, asked.pp)))
     copying = _with_copies(program, model, asked)
-    first = prefill(copying, work, DynamicCache(windows, full))
+    first = prefill(copying, work, _cache(program, asked))
     one_by_one = program if asked.batch_size == 1 else copying  # a single row has a kernel that makes no copy
     before = sorted({asked.prompt_len, seen - 1}) if asked.new_tokens else []
-    steps = tuple(decode(one_by_one, work, DynamicCache(windows, full, n), first.kept) for n in before)
+    steps = tuple(decode(one_by_one, work, _cache(program, asked, n), first.kept) for n in before)
     return Ran(program, first, steps, tuple(stages_of(model, asked.pp)))
+
+
+def _cache(program: Program, asked: Asked, seen: int = 0) -> DynamicCache:
+    """Return transformers' cache after `seen` tokens. A static one has room for the prompt and all new tokens."""
+    if asked.cache == "static":
+        return StaticCache(program, (asked.prompt_len or 0) + (asked.new_tokens or 0), seen)
+    return DynamicCache(*windows_of(program), seen)
 
 
 def _with_copies(program: Program, model: Model, asked: Asked) -> Program:

@@ -60,10 +60,26 @@ def _of_engine(inferred: Inferred) -> list[str]:
     if inferred.gpu is None:
         out.append("what the engine reserves depends on the GPU: give --gpu")
     if engine == "vllm":
+        out += _of_graphs(inferred)
+    if engine == "sglang" and inferred.serving is not None:
         out.append(
-            "vLLM measures its CUDA graphs by capturing some; no rule gives their bytes, so they are not counted"
+            "what SGLang leaves free for activations and CUDA graphs is its own rule; whether it is enough only a run tells"
         )
+        if inferred.serving.is_tight:
+            asked = f"--mem-fraction-static {inferred.asked.mem_fraction_static:g}"
+            out.append(f"{asked} leaves less free than its own rule would leave, so whether it fits is not known")
     return out
+
+
+def _of_graphs(inferred: Inferred) -> list[str]:
+    """Return what to know of vLLM's CUDA graphs, whose bytes no rule gives."""
+    if inferred.asked.cuda_graph_memory is not None:
+        return []
+    out = (
+        "vLLM measures its CUDA graphs by capturing some, and no rule gives their bytes: only the least is counted, so cache "
+        "and sequences are at most these. --cuda-graph-memory takes what its log says, 0 with --enforce-eager"
+    )
+    return [out]
 
 
 def _of_states(inferred: Inferred) -> list[str]:
@@ -79,6 +95,26 @@ def _of_states(inferred: Inferred) -> list[str]:
     return [
         f"--kv-dtype {asked.kv_dtype} changes nothing: a {inferred.model.model_type} keeps states, and no keys and values"
     ]
+
+
+def _of_the_run(inferred: Inferred) -> list[str]:
+    """Return what to know of a forward that is not the usual one."""
+    asked, model_type, out = inferred.asked, inferred.model.model_type, list[str]()
+    if asked.cache == "static":
+        out.append(
+            "steps with a static cache run op by op, as with `generate(disable_compile=True)`; on a GPU `generate` compiles the "
+            "decode steps otherwise, and what a compiled step and its CUDA graph keep is not known"
+        )
+    if model_type == "rwkv" and asked.batch_size > 1 and asked.new_tokens:
+        out.append(
+            "in decode steps transformers 5.23 mixes the sequences of a batch of rwkv: each has as many tokens as there are "
+            "sequences, which is counted"
+        )
+    if model_type == "dbrx":
+        out.append(
+            "tokens are shared evenly among the experts of a dbrx; an expert that gets more has larger temporaries"
+        )
+    return out
 
 
 def notes(inferred: Inferred) -> list[str]:
@@ -97,10 +133,7 @@ def notes(inferred: Inferred) -> list[str]:
         )
     once = "each new token goes through the model once, and `generate` leaves its last one out"
     out.append(f"prompts of equal length without padding{f'; {once}' if asked.new_tokens else ''}")
-    if not inferred.has_peaks:
-        static = "with a static cache, whose decode steps `generate` compiles,"
-        what = static if asked.cache == "static" else f"of a {inferred.model.model_type} with a cache"
-        out.append(f"the forward {what} is not modelled: peaks and the total are not known, weights and caches are")
+    out += _of_the_run(inferred)
     if asked.ep > 1:
         out.append("temporaries are those of a rank whose experts get all tokens: less if they are shared evenly")
     if asked.pp > 1:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from memcalc.core.dtypes import DType, bf16, fp16, fp32, uint8
 from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.inputs.options import option_name
+from memcalc.units import to_bytes
 
 
 class Asked(NamedTuple):
@@ -40,6 +42,8 @@ class Asked(NamedTuple):
     block_size: int | None = None
     gpu_memory_utilization: float | None = None
     mem_fraction_static: float | None = None
+    cuda_graph_memory: str | None = None
+    """The memory of its CUDA graphs that vLLM has measured, with a unit, or 0 without graphs; None: not known."""
     zero_inference: str = "none"
     """The place of the weights between the forwards of their modules, if not on the GPU."""
 
@@ -96,11 +100,25 @@ def check(given: Mapping[str, Any]) -> Asked:
         raise InputError(f"--group-size {quoted(asked.group_size)}: allowed: 32, 64, 128, -1")
     if type(asked.double_quant) is not bool:  # pyright: ignore[reportUnnecessaryComparison]
         raise InputError(f"--double-quant {quoted(asked.double_quant)}: allowed: on, off")
-    for name in ("quantize", "gpu"):
+    for name in ("quantize", "gpu", "cuda_graph_memory"):
         value = getattr(asked, name)
         if value is not None and not isinstance(value, str):
             raise InputError(f"{option_name(name)} {quoted(value)}: allowed: a name")
+    graph_bytes(asked.cuda_graph_memory)
     return asked
+
+
+def graph_bytes(given: str | None) -> int | None:
+    """Return the bytes of CUDA graphs: "0", or a number with a unit ("1.2GiB"). Raises InputError for anything else."""
+    if given is None:
+        return None
+    if given.strip() == "0":
+        return 0
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([MGmg])([Ii]?)[Bb]", given.strip(), re.ASCII)
+    if match is None or float(match[1]) > 10**6:
+        allowed = "allowed: 0 without graphs, or a number with a unit, such as 1.2GiB"
+        raise InputError(f"--cuda-graph-memory {quoted(given)}: {allowed}")
+    return to_bytes(float(match[1]), f"{match[2].upper()}{'i' if match[3] else ''}B")
 
 
 def kv_dtype_of(asked: Asked) -> DType:

@@ -15,8 +15,13 @@ _OF_ENGINES: Final = {
     "block_size": ("vllm", "sglang"),
     "gpu_memory_utilization": ("vllm",),
     "mem_fraction_static": ("sglang",),
+    "cuda_graph_memory": ("vllm",),
 }
 """The options that only some engines have."""
+
+
+_OWN_CACHES: Final = ("minimax", "rwkv")
+"""The types whose forward takes no Cache of transformers, or only its own."""
 
 
 def _refuse_around_zero_inference(asked: Asked) -> None:
@@ -57,5 +62,18 @@ def refuse_model(model: Model, asked: Asked) -> None:
         raise InputError(f"--cache {asked.cache}: is one of transformers' caches; allowed: with --engine transformers")
     if asked.zero_inference != "none":
         _refuse_around_zero_inference(asked)
-    if asked.cache == "static" and not program.one_stack:
+    if asked.cache == "static":
+        _refuse_static(model)
+    if asked.prompt_len == 1 and program.shortest_prompt > 1:
+        raise InputError(
+            f"--prompt-len 1: fails in transformers with a {model.model_type} whose lru_width is not its hidden_size; "
+            "allowed: 2 or more"
+        )
+
+
+def _refuse_static(model: Model) -> None:
+    """Raise InputError for a model that takes no StaticCache, or whose steps with one are not modelled."""
+    if not model.program.one_stack:
         raise InputError(f"--cache static: not modelled for a {model.model_type}; allowed: dynamic")
+    if model.model_type in _OWN_CACHES:
+        raise InputError(f"--cache static: a {model.model_type} keeps its states in its own way; allowed: dynamic")

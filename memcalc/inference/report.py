@@ -64,7 +64,7 @@ class Fit(NamedTuple):
     gpu: str
     capacity: int
     fits: bool | None
-    """None if only weights and caches are known, and they fit."""
+    """None if what is known fits, and a part is not known: vLLM's CUDA graphs, the compiled steps of a static cache."""
     headroom: int
     needs: int
 
@@ -143,15 +143,8 @@ class Inferred:
         return self.weights_of(self.stage)
 
     @property
-    def has_peaks(self) -> bool:
-        """Tell whether the run is known, and not only what its caches hold."""
-        return self.run.program.decodes and self.asked.cache == "dynamic"
-
-    @property
-    def prefill_peak(self) -> int | None:
-        """Return the peak of the prefill; None if the run is not known."""
-        if not self.has_peaks:
-            return None
+    def prefill_peak(self) -> int:
+        """Return the peak of the prefill."""
         return self.weights + highest(On(self.run.prefill, self.stage), self.scale().nbytes).nbytes
 
     @property
@@ -162,14 +155,9 @@ class Inferred:
         return self.weights + max(peaks) if peaks else None
 
     @property
-    def total(self) -> int | None:
-        """Return the most bytes alive; None if the run is not known."""
-        return None if self.prefill_peak is None else max(self.prefill_peak, self.decode_peak or 0)
-
-    @property
-    def least(self) -> int:
-        """Return the bytes of what is there between two steps: weights and caches."""
-        return self.weights + self.kv_cache + self.state_cache
+    def total(self) -> int:
+        """Return the most bytes alive."""
+        return max(self.prefill_peak, self.decode_peak or 0)
 
     @property
     def _peak_step(self) -> Step:
@@ -231,7 +219,7 @@ class Inferred:
     @property
     def _device_items(self) -> list[Item]:
         """Return what the device holds besides tensors: rows that add `total` up to what the device needs."""
-        lost = self.needs() - self.besides - (self.total or self.least)
+        lost = self.needs() - self.besides - self.total
         workspace = shown.workspace_of(self.gpu)
         own = [
             ("rounding of blocks to 512 B", lost, "per block", "exact", "CUDACachingAllocator.cpp"),
@@ -306,8 +294,8 @@ class Inferred:
     # --- the device
 
     def needs(self, batch: int | None = None) -> int:
-        """Return the bytes of the device that the run needs: tensors, their rounding, cuBLAS's workspace, CUDA context and NCCL.
-        If the run is not known these are weights and caches instead of all tensors."""
+        """Return the bytes of the device that the run needs: tensors, their rounding, cuBLAS's workspace, CUDA context and
+        NCCL."""
         size = self.scale(batch).nbytes
         most = 0
         for step in (self.run.prefill, *self.run.decodes):
@@ -333,7 +321,7 @@ class Inferred:
         if self.serving is not None:
             return _fit_of(self.serving, self.gpu, self.asked.batch_size)
         needs, capacity = self.needs(), self.gpu.capacity
-        fits = needs <= capacity if self.has_peaks or needs > capacity else None
+        fits = None if needs <= capacity and self.asked.cache == "static" else needs <= capacity
         return Fit(self.gpu.name, capacity, fits, capacity - needs, needs)
 
     @property
@@ -344,7 +332,7 @@ class Inferred:
     @cached_property
     def max_sequences(self) -> int | None:
         """Return the largest batch of such sequences that the GPU has room for; None without a GPU."""
-        if self.gpu is None or not self.has_peaks:
+        if self.gpu is None:
             return None
         if self.serving is not None:
             return self.serving.sequences
@@ -364,6 +352,8 @@ def _fit_of(serving: Serving, gpu: GPU, batch: int) -> Fit:
     each = serving.cache / serving.max_concurrency if serving.max_concurrency else 0.0
     headroom = round(serving.cache - batch * each) if each else min(serving.cache, -1)
     fits = batch <= serving.sequences
+    if fits and not serving.is_known:
+        return Fit(gpu.name, gpu.capacity, None, headroom, serving.reserved - headroom)
     return Fit(gpu.name, gpu.capacity, fits, headroom, serving.reserved - headroom)
 
 

@@ -121,15 +121,6 @@ def sampled(run: Run, logits: Tensor, cache: DynamicCache) -> Step:
     return out
 
 
-def held(program: Program, work: Workload, cache: DynamicCache, kept: Mapping[int, Kept]) -> Step:
-    """Return what the caches hold, and nothing of the run around them, for a program that is not written out for a cache."""
-    memory = Memory()
-    run = Run(memory, work.dtype, work.attention, False, work.batch, Dim("prompt", work.prompt))
-    cache.fill(run, kept, work.prompt)
-    cache.fill_states(run, program, work.prompt)
-    return Step(list(memory.log), memory.rows, memory.segments, kept)
-
-
 def last_logits(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
     """Return the logits of each sequence's last token (`logits_to_keep=1`)."""
     return logits(narrow(hidden_states, 1, ONE_DIM))

@@ -47,8 +47,6 @@ def times_of(inferred: Inferred, method: Method | None, *, served: bool) -> Time
         return Unknown("no GPU is given")
     if not gpu.dense_flops_per_second:
         return Unknown(f"of {gpu.full_name} only the memory is known; give a GPU of `memcalc gpus`")
-    if not inferred.has_peaks:
-        return Unknown("the forward with a cache is not modelled")
     per_token, experts = inferred.model.program.routed
     run = Run(
         Rates(gpu, speed_of(gpu.name), _KERNELS, asked.prompt_len or 0),

@@ -18,8 +18,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.dims import merge
+from memcalc.core.dtypes import int64
 from memcalc.core.ops.loss import cross_entropy
 from memcalc.core.ops.shape import view
+from memcalc.families.base.module import Input
 from memcalc.families.base.program import Program
 from memcalc.megatron.schedules import Span
 from memcalc.pipelining.programs import HIDDEN_STATES
@@ -27,6 +29,7 @@ from memcalc.pipelining.programs import HIDDEN_STATES
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
+    from memcalc.core.dims import Dim, Shape
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.encoder_decoder import EncoderDecoder
     from memcalc.families.base.module import Buffer, Run, Weight
@@ -121,11 +124,19 @@ class EncodedStage(Program):
             return (HIDDEN_STATES, ENCODED)
         return (ENCODED,) if self.ends_stack else (HIDDEN_STATES,)
 
-    @property
-    def batch(self) -> tuple[str, ...]:
+    def batch_of(self, batch: Dim, seq: Dim) -> tuple[Input, ...]:
         """Return what the caller gives the stage of a batch."""
-        given = {"input_ids": self.span.first, "decoder_input_ids": self.is_decoder and self.begins_stack}
-        return tuple(name for name, has in (given | {"labels": self.span.last}).items() if has)
+        own = self.whole_model.inputs(batch, seq)[0]
+        first = own._replace(name=own.name.split(" (")[0])
+        tokens = {"decoder_input_ids": self.is_decoder and self.begins_stack, "labels": self.span.last}
+        of_tokens = (Input(name, (batch, seq), int64) for name, has in tokens.items() if has)
+        return (*((first,) if self.span.first else ()), *of_tokens)
+
+    def handed(self, name: str, batch: Dim, seq: Dim) -> Shape:
+        """Return the shape of what is handed on or received under a name."""
+        encoded = self.whole_model.encoded_length
+        of_encoder = encoded is not None and (name == ENCODED or not self.is_decoder)
+        return batch, encoded if of_encoder and encoded is not None else seq, self.whole_model.hidden
 
     def without(self, left_out: range) -> EncodedStage:
         """Return the stage without some of its layers."""
@@ -136,8 +147,8 @@ class EncodedStage(Program):
         return self.of_stack, self.begins_stack, self.ends_stack, copied
 
     def wants_gradient(self, weight: Weight) -> bool:
-        """Return True: all weights of an encoder and a decoder in stages train."""
-        return True
+        """Tell whether a weight trains: all but those that the model itself freezes."""
+        return weight.name not in self.whole_model.frozen
 
     @property
     def has_frozen(self) -> bool:
@@ -220,6 +231,7 @@ def _placed(_: Any, hidden_states: Tensor, *_positions: Tensor) -> tuple[None, T
 
 
 _AS_IT_IS: Final[dict[str, Any]] = {
+    "convolutions": _given,
     "embed_tokens": _given,
     "final_norm": _given,
     "before_blocks": _unchanged,

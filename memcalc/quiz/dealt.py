@@ -7,7 +7,7 @@ from itertools import count
 from typing import Final
 
 from memcalc.errors import InputError, nearest, one_line
-from memcalc.explanation.topics import TOPICS
+from memcalc.explanation.topics import TOPICS, topic_named
 from memcalc.quiz.kinds import all_kinds
 from memcalc.quiz.numbers import Draw
 from memcalc.quiz.question import LEVELS, Kind, Question
@@ -18,6 +18,7 @@ _ALIKE_IN_A_ROW: Final = 20
 
 def kinds_of(topic: str | None, level: int | None) -> list[Kind]:
     """Return the kinds of a topic and a level; None is any. InputError where there are none."""
+    topic = topic if topic is None or topic in TOPICS else topic_named(topic)
     if topic is not None and topic not in TOPICS:
         close = nearest(topic, TOPICS)
         hint = f"did you mean {', '.join(close)}?" if close else f"allowed: {', '.join(TOPICS)}"

@@ -66,25 +66,35 @@ def _answer(inferred: Inferred) -> list[RenderableType]:
     fit, gpus = inferred.fit, inferred.asked.tp * inferred.asked.pp > 1 or inferred.asked.ep > 1
     who = "each GPU" if gpus else "one GPU"
     if fit is None or inferred.gpu is None:
-        if inferred.total is None:
-            return [Folded(Text(f"{who} holds {show_bytes(inferred.least)} of weights and caches", style="bold"))]
         text = Text(f"{who} needs {show_bytes(inferred.needs())}", style="bold")
         text.append(f": {show_bytes(inferred.total)} of tensors at the peak; --gpu tells whether it fits", "not bold")
         return [Folded(text)]
     size = f"{inferred.gpu.full_name} ({show_bytes(fit.capacity)})"
+    many = inferred.max_sequences
     if fit.fits is None:
-        return [Folded(Text(f"weights and caches leave {show_bytes(fit.headroom)} of {size}", style="bold yellow"))]
+        return [Folded(Text(_open(inferred, size), style="bold yellow")), *_most(many)]
     if fit.fits:
         head = Text(f"fits {size}: {show_bytes(fit.headroom)} to spare", style="bold green")
     else:
         head = Text(f"does not fit {size}: {show_bytes(-fit.headroom)} too much", style="bold red")
-    return [Folded(head), *_most(inferred.max_sequences)]
+    return [Folded(head), *_most(many)]
 
 
 def _most(sequences: int | None) -> list[RenderableType]:
     if sequences is None:
         return []
     return [Folded(f"at most {sequences} such sequences at once" if sequences else "not one such sequence fits")]
+
+
+def _open(inferred: Inferred, size: str) -> str:
+    """Return the verdict on a run of which a part is not known."""
+    serving = inferred.serving
+    room = None if serving is None else serving.room_for_graphs(inferred.asked.batch_size)
+    if room is not None:
+        return f"fits {size} if vLLM's CUDA graphs take at most {show_bytes(room)}: what they take is not known"
+    if serving is None:
+        return f"{show_bytes(inferred.needs())} of {size} are counted; what compiled decode steps keep is not known"
+    return f"the cache has room on {size}; whether activations and CUDA graphs fit beside it is not known"
 
 
 def _table(inferred: Inferred, width: int) -> Table:
@@ -123,10 +133,8 @@ def _after(inferred: Inferred) -> list[RenderableType]:
         f"keys and values: {show_bytes(token)} per token"
         + (f" on a GPU, {show_bytes(whole)} on all" if whole != token else "")
     ]
-    rule = f"rule of thumb: 1.2 × weights = {show_bytes(inferred.rule_of_thumb)}"
-    if inferred.total is not None:
-        rule += f"; the run's peak is {inferred.total / inferred.rule_of_thumb:.2f} times that"
-    lines.append(rule)
+    times = f"the run's peak is {inferred.total / inferred.rule_of_thumb:.2f} times that"
+    lines.append(f"rule of thumb: 1.2 × weights = {show_bytes(inferred.rule_of_thumb)}; {times}")
     return ["", *(Folded(line) for line in [*lines, *served_lines(inferred)])]
 
 

@@ -54,6 +54,16 @@ def _serving(serving: Serving, inferred: Inferred) -> list[str]:
         f"{serving.engine} takes {show_bytes(serving.reserved)} (--{option} {serving.share:g}): {', '.join(parts)}, "
         f"{show_bytes(max(0, serving.cache))} of cache"
     ]
+    graphs = serving.graphs
+    if graphs is not None and graphs.sizes:
+        least = "" if graphs.measured is not None else "at least "
+        out.append(
+            f"CUDA graphs of {len(graphs.sizes)} sizes up to {graphs.sizes[-1]} tokens: {graphs.full} whole decode steps, "
+            f"{graphs.piecewise} in pieces; {least}{show_bytes(graphs.known)} with their static buffers"
+        )
+    if serving.reserve:
+        parts = ", ".join(f"{show_bytes(part.nbytes)} for {part.name} ({part.formula})" for part in serving.reserve)
+        out.append(f"SGLang's rule leaves free: {parts}")
     if serving.num_blocks is not None and serving.bytes_per_block is not None:
         each, many = show_bytes(serving.bytes_per_block), serving.blocks_per_sequence
         out.append(f"{serving.num_blocks:,} blocks of {each}, {many} for a sequence")

@@ -52,8 +52,10 @@ def headline(report: Report, verdict: Verdict) -> str:
 
 
 def states_words(report: Report, gpu: GPU) -> str:
-    """Return a sentence on how much of the GPU the model states take, and on what is not known."""
+    """Return a sentence on how much of the GPU is known to be taken, and on what is not known."""
     size = f"{show_bytes(gpu.capacity)} ({gpu.full_name})"
+    if report.uncounted:
+        return f"{show_bytes(report.device)} of {size} are counted; {report.uncounted} is not known, so whether it fits is open"
     return f"model states take {show_bytes(report.peak)} of {size}; activations are not known without a model"
 
 

@@ -18,6 +18,8 @@ GENERATIONS: Final = 8
 OPTIONS: Final = ("completion_len", "num_generations", "steps_per_generation", "num_iterations", "beta")
 
 
+_WITHOUT_ROLLOUT: Final = ("dbrx", "recurrent_gemma", "rwkv")
+"""The types whose generation within a trainer has no test against the real one."""
 _DROPOUTS: Final = (
     "activation_dropout", "attention_dropout", "attn_pdrop", "dropout", "embd_pdrop", "embed_dropout", "embedding_dropout",
     "ffn_dropout", "hidden_dropout", "resid_dropout", "resid_pdrop", "residual_dropout",
@@ -75,7 +77,7 @@ def refuse_generation(options: Options, where: str) -> None:
 def check_generation(options: Options, model: Model) -> None:
     """Raise InputError for what is not modelled beside a task that generates."""
     task, program = options.task, model.whole.program
-    if program.source or program.cacheless is not None or not program.decodes or not program.one_stack:
+    if program.source or program.cacheless is not None or model.model_type in _WITHOUT_ROLLOUT or not program.one_stack:
         refuse("task", task, f"for a {model.model_type}, whose generation has no run on paper, {NOT_YET}pretrain, sft")
     for name in _DROPOUTS:
         if getattr(program.config, name, 0.0):

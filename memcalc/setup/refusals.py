@@ -218,6 +218,12 @@ def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches
         )
 
 
+def _frozen_in_stages(options: Options, model: Model) -> bool:
+    """Tell whether the weights without a gradient are those that an encoder or a decoder in stages freezes itself."""
+    in_stages = options.pp > 1 and model.support.encoded_stages
+    return in_stages and set(model.program.untrained) == set(model.program.frozen)
+
+
 def check_encoder_stages(options: Options, engine: str, model: Model | None) -> None:
     """Raise InputError for a number of the encoder's stages where there are none."""
     if engine == "fsdp2" and options.pp > 1 and model is not None and model.support.encoded_stages:
@@ -258,7 +264,7 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
         refuse("engine", "fsdp2", f"for a {model.model_type}, {stacks}, {NOT_YET}deepspeed")
     if model is not None and model.program.layers_share:
         refuse("engine", "fsdp2", f"for a {model.model_type}, whose layers share weights, {NOT_YET}deepspeed")
-    if model is not None and model.program.untrained:
+    if model is not None and model.program.untrained and not _frozen_in_stages(options, model):
         refuse(
             "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}deepspeed"
         )

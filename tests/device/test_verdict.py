@@ -288,3 +288,37 @@ def test_verdicts_near_the_line() -> None:
     assert len(taken) >= 37
     assert "no" not in taken and "uncertain" not in taken
     assert taken.count("expandable") <= 1
+
+
+# --- what a step keeps besides, and no rule gives
+
+
+RECURRENT: dict[str, Any] = {
+    "input": "tokens",
+    "layers": [{"embedding": {"size": 32, "vocab": 100}}, {"lstm": 32}, {"linear": 100}],
+}
+
+
+def test_the_reserve_of_cudnn_leaves_the_verdict_open() -> None:
+    """cuDNN's reserve of a recurrent layer is known to its library alone (cudnnGetRNNTempSpaceSizes)."""
+    options: dict[str, Any] = {"gpu": "24GB", "seq_len": 8, "micro_batch_size": 2}
+    counted = memcalc.estimate(memcalc.load_layers(RECURRENT), **options)
+    assert (verdict(counted).answer, counted.fits) == ("unknown", None)
+    assert verdict(counted).needs == counted.device
+    assert "cuDNN's recurrent layers is not known" in headline(counted, verdict(counted))
+    off = memcalc.estimate(memcalc.load_layers({**RECURRENT, "cudnn": False}), **options)
+    assert (verdict(off).answer, off.fits) == ("fits", True)
+    assert off.to_dict()["memory"] == counted.to_dict()["memory"]
+
+
+def test_too_much_is_too_much_with_or_without_the_reserve() -> None:
+    report = memcalc.estimate(memcalc.load_layers(RECURRENT), gpu="1GB", seq_len=8, micro_batch_size=200_000)
+    assert report.fits is False
+
+
+def test_a_search_among_what_fits_is_refused() -> None:
+    from memcalc.decisions.fit import fit
+
+    with pytest.raises(memcalc.InputError, match="cudnn: false"):
+        fit("micro-batch-size", memcalc.load_layers(RECURRENT), gpu="24GB", seq_len=8)
+    assert fit("micro-batch-size", memcalc.load_layers({**RECURRENT, "cudnn": False}), gpu="1GB", seq_len=8).value

@@ -118,7 +118,9 @@ def test_experts_of_ranks() -> None:
     assert of_experts(tp=2, ep=4) == experts // 4
 
 
-@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3", "mixtral", "jamba", "falcon", "gemma3_text"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "deepseek_v3", "mixtral", "jamba", "falcon", "gemma3_text", "recurrent_gemma"]
+)
 def test_a_run_answers_for_other_batches(model_type: str) -> None:
     fields = dict(step_cases(model_type)[0].fields)
     two, seven = (memcalc.infer(fields, batch_size=n, prompt_len=9, new_tokens=3) for n in (2, 7))

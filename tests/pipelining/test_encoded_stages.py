@@ -174,7 +174,7 @@ REFUSED = {
     "tp": (T5, {"gpus": 8, "tp": 2}, "--tp 2: "),
     "adapters": (T5, {"lora_rank": 4}, "--lora-rank 4: with engine fsdp2 for a t5"),
     "frozen": (T5, {"freeze": "embeddings"}, "--freeze embeddings: with engine fsdp2 for a t5"),
-    "whisper": ("whisper-small", {}, "--pp 4: with engine fsdp2 for a whisper is not modelled by this"),
+    "whisper": ("whisper-small", {"gpus": 8, "tp": 2}, "--tp 2: "),
     "no stages": (T5, {"pp": 1, "encoder_stages": 1, "gpus": 1, "engine": "none", "zero": 0}, "--encoder-stages 1: "),
     "a decoder alone": ("llama-7b", {"encoder_stages": 1}, "--encoder-stages 1: is for the stages of an encoder and a decoder"),
 }  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.core.autograd import backward
+from memcalc.core.autograd import Constant, backward
 from memcalc.core.several_roots import backward_of_several
-from memcalc.core.tensor import Tensor
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.engines.fsdp2.pipeline_step import PaperStage, detached, taken
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class EncodedPaperStage(PaperStage):
 
     def forward_one_chunk(self, i: int) -> Any:
         self.memory.enter("forward", None)
-        received = tuple(self._received(wants_gradient=True) for _ in self.encoded_program.receives)
+        received = tuple(self._received_of(name, wants_gradient=True) for name in self.encoded_program.receives)
         output = self._of_several(received)
         self.outputs_of[i] = (output, received)
         return output[0] if self.last else output
@@ -38,6 +38,13 @@ class EncodedPaperStage(PaperStage):
         of_stack = self.tokens if program.begins_stack else given[0]
         encoded = given[-1] if program.is_decoder else None
         return self.hooks.after_forward(program.outputs(self.run, of_stack, encoded))  # type: ignore[arg-type, return-value]
+
+    def _received_of(self, name: str, *, wants_gradient: bool) -> Tensor:
+        shape = self.encoded_program.handed(name, self.run.batch, self.run.seq)
+        buffer = new_tensor(self.memory, shape, self.hidden.dtype, "received", component="buffers")
+        if wants_gradient:
+            buffer.node = Constant(self.memory, buffer)
+        return buffer
 
     def compute_loss(self, output: Tensor) -> None:
         if self.last:
@@ -52,7 +59,7 @@ class EncodedPaperStage(PaperStage):
             self.losses[i] = detached(self.losses[i])
             stage_output = tuple(map(detached, stage_output))
         else:
-            gradients = [self._received(wants_gradient=False) for _ in self.encoded_program.sends]
+            gradients = [self._received_of(name, wants_gradient=False) for name in self.encoded_program.sends]
             backward_of_several(stage_output, gradients, self.hooks.after_backward)
         self.memory.enter("backward", None)
         self.gradients_of[i] = tuple(gradient for one in given if (gradient := taken(one)) is not None)

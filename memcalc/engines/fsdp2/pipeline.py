@@ -22,6 +22,7 @@ from memcalc.engines.fsdp2.staged_rank import (
     StagedRank,
     gradient_stays,
     handed,
+    handed_shape,
     hidden_states,
     leads_to_itself,
     outputs_with_gradient,
@@ -125,9 +126,12 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     if positions is not None:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
     if not rank.program.one_stack:
-        batch = (of_chunk, BATCH, whole)
-        names = [name for stage in stages if isinstance(stage, EncodedStage) for name in stage.batch]
-        rows += [Row("buffers", name, batch, int64, life="the step's batch", source="the caller") for name in names]
+        given = [one for stage in stages if isinstance(stage, EncodedStage) for one in stage.batch_of(BATCH, whole)]
+        rows += [
+            Row("buffers", one.name, (of_chunk, *one.shape), one.dtype or setup.compute_dtype, life="the step's batch",
+                source="the caller")
+            for one in given
+        ]  # fmt: skip
     elif first or last:
         labels = "labels" if shared is None else "shift_labels"
         name = "input_ids (also the labels)" if first and last else "input_ids" if first else labels
@@ -139,13 +143,14 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     if last:
         of_losses, life = _loss_dtype(setup, rank), "until the next step's"
         rows.append(Row("buffers", "losses", (of_chunk,), of_losses, life=life, source="the caller"))
-    hidden = (of_chunk, *hidden_states(rank))
-    for what, received, stays in (
-        ("received hidden states", handed(stages, "receives", HIDDEN_STATES), leads_to_itself(setup, rank.number)),
-        ("received gradients", outputs_with_gradient(setup, rank), gradient_stays(setup, rank)),
-        ("received encoder output", handed(stages, "receives", ENCODED), False),
-        ("received gradients of the encoder output", handed(stages, "sends", ENCODED), False),
+    own_way = leads_to_itself(setup, rank.number)
+    for what, of, received, stays in (
+        ("received hidden states", HIDDEN_STATES, handed(stages, "receives", HIDDEN_STATES), own_way),
+        ("received gradients", HIDDEN_STATES, outputs_with_gradient(setup, rank), gradient_stays(setup, rank)),
+        ("received encoder output", ENCODED, handed(stages, "receives", ENCODED), False),
+        ("received gradients of the encoder output", ENCODED, handed(stages, "sends", ENCODED), False),
     ):
+        hidden = (of_chunk, *handed_shape(rank, of))
         copies = received - stays
         if stays:  # those of the micro-batches that are run are in the run
             few = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
@@ -216,7 +221,7 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         run.positions = None if given is None else run.add_input(given)
         if shared is not None and run.positions is not None:
             run.positions = shared.cut_positions(run.positions, whole)
-        tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
+        tokens = run.add_input(_tokens(stage, size.batch, whole))
         hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
         paper.append(_on_paper(stage, run, hooks, tokens, hidden, asks=choices.input_require_grads))
     for stage in paper:
@@ -250,6 +255,13 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         pads_queries=memory.pads_queries,
         streamed=tuple(memory.streamed),
     )
+
+
+def _tokens(stage: Any, batch: Dim, whole: Dim) -> Input:
+    """Return the tokens of a micro-batch, or what an encoder is given instead."""
+    if isinstance(stage, EncodedStage) and stage.span.first:
+        return stage.batch_of(batch, whole)[0]._replace(name="tokens")
+    return Input("tokens", (batch, whole), int64)
 
 
 def _on_paper(stage: Any, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor, *, asks: bool) -> PaperStage:

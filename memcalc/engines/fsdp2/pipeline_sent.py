@@ -13,7 +13,7 @@ from memcalc.engines.base.sent import of_stages
 from memcalc.engines.fsdp2.engine import sharded_dtype
 from memcalc.engines.fsdp2.pipeline import STAGE, actions_of, paper_micro_batches
 from memcalc.engines.fsdp2.sizes import padded_elements
-from memcalc.engines.fsdp2.staged_rank import gradient_stays, handed, hidden_states, leads_to_itself
+from memcalc.engines.fsdp2.staged_rank import gradient_stays, handed, handed_shape, leads_to_itself
 from memcalc.layout.collectives import Collective, Kind, Overlap
 from memcalc.layout.layer_kinds import LayerKind, Shares, in_named_dims
 from memcalc.pipelining.encoded import COPIES, ENCODED, EncodedStage, encoded_spans
@@ -54,24 +54,26 @@ def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collec
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     dtype, stages = setup.compute_dtype, rank.program.stages
-    shape = hidden_states(rank)
-    each = evaluate(numel(shape)[1], setup.micro_batch_size, setup.tokens_per_part) * dtype.itemsize
-    unit = f"{formula(shape)}·{dtype.itemsize} B"
     out: list[Collective] = []
     asks = setup.input_require_grads
     outputs = handed(stages, "sends", HIDDEN_STATES) - leads_to_itself(setup, rank.number)
     inputs = [stage for stage in stages if stage.input_wants_gradient(asks=asks)]
-    ways: tuple[tuple[str, Overlap, int], ...] = (
-        ("hidden states to the next stage", "forward", outputs),
+    back = handed(inputs, "receives", HIDDEN_STATES) - gradient_stays(setup, rank)
+    ways: tuple[tuple[str, str, Overlap, int], ...] = (
+        ("hidden states to the next stage", HIDDEN_STATES, "forward", outputs),
+        ("gradient to the stage before", HIDDEN_STATES, "backward", back),
+        ("encoder output to the next stage", ENCODED, "forward", handed(stages, "sends", ENCODED)),
         (
-            "gradient to the stage before",
+            "gradient of the encoder output to the stage before",
+            ENCODED,
             "backward",
-            handed(inputs, "receives", HIDDEN_STATES) - gradient_stays(setup, rank),
+            handed(stages, "receives", ENCODED),
         ),
-        ("encoder output to the next stage", "forward", handed(stages, "sends", ENCODED)),
-        ("gradient of the encoder output to the stage before", "backward", handed(stages, "receives", ENCODED)),
     )
-    for what, phase, each_micro_batch in ways:
+    for what, name, phase, each_micro_batch in ways:
+        shape = handed_shape(rank, name)
+        each = evaluate(numel(shape)[1], setup.micro_batch_size, setup.tokens_per_part) * dtype.itemsize
+        unit = f"{formula(shape)}·{dtype.itemsize} B"
         calls = of_each_chunk(setup.schedule, setup.micro_batches) * each_micro_batch
         if calls:
             # The runtime of several chunks waits for its sends when the step is over.

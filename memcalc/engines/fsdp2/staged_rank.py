@@ -85,6 +85,12 @@ def positions_of(rank: StagedRank, own: Dim) -> Input | None:
     return rank.program.given_positions(own) if shared is None else shared.positions(own)
 
 
+def handed_shape(rank: StagedRank, name: str) -> Shape:
+    """Return the shape of what is handed between two stages for a micro-batch."""
+    own: Any = rank.program.stages[0]
+    return hidden_states(rank) if rank.program.one_stack else own.handed(name, BATCH, rank.program.whole(SEQ))
+
+
 def hidden_states(rank: StagedRank) -> Shape:
     """Return the shape of a micro-batch's hidden states between two stages."""
     return BATCH, rank.program.between_layers(rank.program.whole(SEQ)), rank.program.hidden

@@ -96,6 +96,12 @@ TOPIC: Final = Topic(
             "只有编码器的最后一个阶段得到完整的梯度。",
         ),
         Words(
+            "Whisper's encoder reads spectrograms: its hidden states and its output have 1500 places, however short the "
+            "transcript is. So its stages have most of the work, and the table of tokens is used at two places alone.",
+            "Whisper 的编码器读取频谱图：无论文本多短，它的隐藏状态和输出都有 1500 个位置。"
+            "因此编码器阶段承担大部分计算，词嵌入表也只用在两处。",
+        ),
+        Words(
             "The table of tokens is used at three places: before the encoder, before the decoder, and as the head. Each of "
             "these stages has a copy with states of its own, and an all-reduce sums the gradients of the copies in every "
             "step. `memcalc estimate -m t5-large --gpus 8 --pp 4 --zero 2 --global-batch-size 32 --all-ranks` shows the "

@@ -126,6 +126,12 @@ TOPIC: Final = Topic(
             "预填充一次处理提示的所有 token，临时张量随提示增长；解码步每个序列只处理一个 token。transformers 的动态缓存"
             "每步都把一层的键和值复制成更长的张量，因此新旧张量会短暂并存，一次一层。`memcalc infer` 两者都会运行。",
         ),
+        Words(
+            "A static cache (`memcalc infer --cache static`) has its greatest length from the first forward on. No step copies "
+            "it, but attention reads all of it, empty places too, and each decode step makes a mask.",
+            "静态缓存（`memcalc infer --cache static`）从第一次前向起就占满最大长度：不再逐步复制，但注意力会读取全部长度"
+            "（包括空位），每个解码步还要生成掩码。",
+        ),
     ),
     cases=(
         Case(WIDE, cached, _DIFFERS),

@@ -45,6 +45,13 @@ TOPIC: Final = Topic(
             "所有时间步共享权重，参数量不随序列增长。反向所需的内容会增长：每一步都保存门和状态。因此 LSTM 的激活值与长度成正"
             "比，与不含注意力分数的 Transformer 一样。",
         ),
+        Words(
+            "On a GPU torch runs them with cuDNN by default, which keeps a reserve of its own instead. Only its library tells "
+            "the size, so the numbers are those without cuDNN, and no verdict says that a GPU has room, unless the file has "
+            "`cudnn: false`.",
+            "GPU 上 torch 默认用 cuDNN 运行循环层，cuDNN 改为保留自己的一块缓冲（reserve），大小只有它的库知道。"
+            "因此这里的数值是关闭 cuDNN 时的；除非文件中写明 `cudnn: false`，否则不会判定 GPU 放得下。",
+        ),
     ),
     cases=(Case(PARAMETERS, _parameters, Words("All biases are there.", "偏置齐全。")),),
     model={

@@ -76,6 +76,13 @@ TOPIC: Final = Topic(
             "torch 之外的部分，其余都是块。SGLang 的 mem_fraction_static 是另一种比例：只含权重和缓存。"
             "`memcalc infer --engine vllm --gpu NAME` 会给出两者的计算。",
         ),
+        Words(
+            "CUDA graphs of decode steps take memory too. vLLM captures some of them when it starts, and subtracts what it has "
+            "measured; no rule gives their bytes, only a lower bound. SGLang leaves room by a rule of its own: 2 MiB for each "
+            "sequence of the largest captured decode step, 8 MiB for each captured size of a prefill.",
+            "解码步的 CUDA graph 也占显存。vLLM 启动时先捕获其中几个，再扣除测得的大小；没有公式能给出其字节数，只知道下限。"
+            "SGLang 按自己的规则预留：最大的解码图每个序列 2 MiB，预填充每个捕获的长度 8 MiB。",
+        ),
     ),
     cases=(
         Case(

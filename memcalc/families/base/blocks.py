@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.core.dims import Dim, divided, merge, plus
 from memcalc.core.dtypes import boolean, fp32, int64
 from memcalc.core.ops.attention import scaled_dot_product_attention
+from memcalc.core.ops.axes import narrow
 from memcalc.core.ops.elementwise import (
     activation,
     cast,
@@ -318,6 +319,7 @@ def _sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal
     """
     grouped = q.shape[1].size != k.shape[1].size
     if not grouped or (mask is None and k.shape[3].size == v.shape[3].size <= 256):
+        k, v = (_written(x, q, mask, causal=causal) for x in (k, v))
         attn_output = scaled_dot_product_attention(q, k, v, mask, causal and q.shape[2].size > 1)
     elif q.shape[2].size == 1:
         packed = scaled_dot_product_attention(pack_gqa(q, k.shape[1]), k, v, mask, False)
@@ -325,8 +327,15 @@ def _sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal
     else:
         k = repeat_kv(k, q.shape[1])
         v = repeat_kv(v, q.shape[1])
+        k, v = (_written(x, q, mask, causal=causal) for x in (k, v))
         attn_output = scaled_dot_product_attention(q, k, v, mask, causal)
     return contiguous(transpose(attn_output, 1, 2)), None
+
+
+def _written(x: Tensor, q: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+    """Return the keys or values without the places of a static cache that are still empty when a prompt fills it: a view."""
+    tokens = q.shape[2]
+    return narrow(x, 2, tokens) if causal and mask is None and 1 < tokens.size < x.shape[2].size else x
 
 
 def attention(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float = 0.0) -> Attended:

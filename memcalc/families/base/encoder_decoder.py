@@ -58,6 +58,11 @@ class EncoderDecoder(Program):
         self.layers = encoder_layers + decoder_layers
 
     @property
+    def encoded_length(self) -> Dim | None:
+        """Return the tokens of the encoder's output; None: as many as it is given."""
+        return None
+
+    @property
     def decoder_cache(self) -> Decoder:
         """Return what the decoder's layers cache."""
         raise NotImplementedError

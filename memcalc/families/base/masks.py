@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.core.dims import ONE_DIM, Dim, plus
 from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.ops.axes import pad_dim
 from memcalc.core.ops.elementwise import broadcast, cast, like, of_two
 from memcalc.core.ops.replaceable import replaceable
 from memcalc.core.ops.selection import where
@@ -94,14 +95,30 @@ def _mask(
         mask = _boolean_mask(run, mask_function, padding_mask, keys)
         zero = new_tensor(run.memory, (), run.dtype, "zero")
         return where(mask, zero, "additive mask")
-    if padding_mask is None and (local_size is None or keys.size < local_size):
+    if padding_mask is None and (local_size is None or keys.size < local_size) and not compiles(run):
         return None
     return _boolean_mask(run, mask_function, padding_mask, keys)
+
+
+def compiles(run: Run) -> bool:
+    """Tell whether the forward is a decode step that can be compiled, whose masks are always made (`create_causal_mask`)."""
+    return run.cache is not None and run.cache.is_compileable and run.seq.size == 1
 
 
 def keys_of(run: Run, *, windowed: bool = False) -> Dim:
     """Return the tokens whose keys a mask covers: with a cache, those that it returns too."""
     return run.seq if run.cache is None else run.cache.keys_in_mask(run.seq, windowed=windowed)
+
+
+def tokens_of(run: Run) -> Dim:
+    """Return the tokens of a sequence so far: with a cache, those that it has seen too."""
+    seen = 0 if run.cache is None else run.cache.seen
+    return Dim(f"(cached+{run.seq.name})", seen + run.seq.size) if seen else run.seq
+
+
+def length_so_far(run: Run) -> Tensor | None:
+    """Return the number of these tokens if it is a tensor, as with a static cache."""
+    return None if run.cache is None else run.cache.length_and(run, run.seq)
 
 
 def recurrent_mask(run: Run) -> Tensor | None:
@@ -119,11 +136,19 @@ def boolean_mask(run: Run) -> Tensor:
 def causal_mask_of_ones(run: Run) -> Tensor | None:
     """Run create_causal_mask with a mask of ones, which some decoders make themselves; sdpa drops it."""
     run.memory.scope = "causal mask"
-    attention_mask = new_tensor(run.memory, (run.batch, keys_of(run)), fp32, "mask of ones")
+    return causal_mask_beside_ones(run, new_tensor(run.memory, (run.batch, tokens_of(run)), fp32, "mask of ones"))
+
+
+def causal_mask_beside_ones(run: Run, attention_mask: Tensor) -> Tensor | None:
+    """Run create_causal_mask with a mask of ones. A static cache has more keys than there are tokens."""
+    run.memory.scope = "causal mask"
+    keys = keys_of(run)
     padding_mask = cast(attention_mask, boolean, "padding mask")
+    if padding_mask.shape[1].size < keys.size:
+        padding_mask = pad_dim(padding_mask, 1, keys)
     if run.attention != "eager":
-        return None
-    mask = _boolean_mask(run, _causal, padding_mask, keys_of(run))
+        return _boolean_mask(run, _causal, padding_mask, keys) if compiles(run) else None
+    mask = _boolean_mask(run, _causal, padding_mask, keys)
     return where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
 
 

@@ -71,6 +71,8 @@ class Program:
     polynomial: bool = True
     """True if all sizes are polynomials in batch and seq. They are not where a sequence is cut into chunks of a fixed
     length."""
+    polynomial_in_batch: bool = True
+    """False if sizes of a forward with a cache are no polynomials in the batch."""
     tensor_parallel: TensorParallel | None = None
     """The tensor-parallel group whose rank the program is for (`memcalc.layout.tensor_parallel.split`); None without
     one."""
@@ -92,6 +94,8 @@ class Program:
     """The source of the shapes of the weights."""
     source: str = ""
     """The traced module, if this is no program on paper (`memcalc.tracing`)."""
+    uncounted: str = ""
+    """The part of a step's memory on a GPU whose bytes no rule gives; "" if there is none."""
     notes: tuple[str, ...] = ()
     """Notes for the reader on what is counted, one sentence each."""
     held: Mapping[int | None, frozenset[str]] = MappingProxyType({})
@@ -281,10 +285,10 @@ class Program:
 
     cacheless: str | None = None
     """The reason why transformers keeps no cache for the type; None: it keeps one."""
-    decodes: bool = True
-    """True if the forward is written out for a cache: its peaks are those of prefill and decode."""
     cache_knows_layers: bool = True
     """False if the cache is made without the configuration: masks are sized by the first layer, whatever it keeps."""
+    shortest_prompt: int = 1
+    """The fewest tokens of a prompt that transformers can run with a cache."""
     caches_latents: bool = False
     """True if the cache has one latent for all heads, and the part of the keys that they share."""
 

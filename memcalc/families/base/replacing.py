@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from memcalc.core.dims import Dim, Shape
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
-    from memcalc.families.base.module import Module
+    from memcalc.families.base.module import Module, Run
+    from memcalc.families.base.program import Program
 
 
 class Stored(NamedTuple):
@@ -67,6 +68,8 @@ class Cache(Protocol):
 
     seen: int
     """The tokens of each sequence that the cache has seen."""
+    is_compileable: bool
+    """True if all sizes stay as they are: masks are then made for single tokens too."""
 
     def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the keys and values of new tokens in the layer of `m`. Returns those that the layer attends to."""
@@ -96,8 +99,16 @@ class Cache(Protocol):
         """Keep a new state itself in the place of the old one."""
         ...
 
+    def fill_states(self, run: Run, program: Program, prompt: int) -> None:
+        """Allocate the states of all layers, as they are after the tokens so far, `prompt` of which came at once."""
+        ...
+
     def keys_in_mask(self, queries: Dim, *, windowed: bool) -> Dim:
         """Return the keys that a mask of full or of windowed layers covers (`get_mask_sizes`)."""
+        ...
+
+    def length_and(self, run: Run, tokens: Dim) -> Tensor | None:
+        """Run `get_seq_length() + tokens`: a tensor if the length is one, None if both are numbers."""
         ...
 
 

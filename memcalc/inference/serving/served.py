@@ -8,13 +8,16 @@ from memcalc.core.dims import Dim
 from memcalc.errors import InputError
 from memcalc.inference.caches import DynamicCache, windows_of
 from memcalc.inference.heights import KV, STATE, On, highest
-from memcalc.inference.options import DTYPES, kv_dtype_of
+from memcalc.inference.options import DTYPES, graph_bytes, kv_dtype_of
 from memcalc.inference.serving import sglang, vllm
+from memcalc.inference.serving.graphs import AT_LEAST, STATIC_OUTPUT, vllm_graphs
 from memcalc.inference.steps import Workload, prefill
 
 if TYPE_CHECKING:
     from memcalc.core.tensor import StorageRow
     from memcalc.inference.report import Inferred
+    from memcalc.inference.serving.graphs import Graphs
+    from memcalc.inference.serving.sglang import Reserve
     from memcalc.inputs.gpu import GPU
 
 ENGINES: Final = ("transformers", "vllm", "sglang")
@@ -51,11 +54,43 @@ class Serving(NamedTuple):
     max_batch: int
     """The most sequences that the engine runs at once, whatever fits (`max_num_seqs`)."""
     sequences: int
-    """The whole sequences of the run's length that run at once."""
+    """The whole sequences of the run's length that run at once; at most so many if the graphs' bytes are not known."""
+    graphs: Graphs | None = None
+    """vLLM's CUDA graphs; None for SGLang."""
+    reserve: tuple[Reserve, ...] = ()
+    """The memory that SGLang leaves free by its own rule, by purpose; empty for vLLM."""
+
+    left: int = 0
+    """SGLang: the bytes that are neither weights nor cache."""
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether a batch fits if the cache has room for it: vLLM's graphs are known, or SGLang leaves as much as its own
+        rule."""
+        if self.graphs is not None:
+            return self.graphs.measured is not None
+        return not self.is_tight
+
+    @property
+    def is_tight(self) -> bool:
+        """Tell whether SGLang was asked to leave less than its own rule does, by more than the rule's rounding."""
+        return self.left + self.left // 50 < sum(part.nbytes for part in self.reserve)
+
+    def room_for_graphs(self, batch: int) -> int | None:
+        """Return the bytes that graphs may take until a batch fits no longer; None if that is not open."""
+        if self.is_known or self.graphs is None or not self.blocks_per_sequence or not self.bytes_per_block:
+            return None
+        graphs = sum(row.nbytes for row in self.graphs.rows if row.name in (AT_LEAST, STATIC_OUTPUT))
+        return self.cache + graphs - (batch * self.blocks_per_sequence + 1) * self.bytes_per_block
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {**self._asdict(), "groups": list(self.groups)}
+        return {
+            **self._asdict(),
+            "groups": list(self.groups),
+            "graphs": None if self.graphs is None else self.graphs.to_dict(),
+            "reserve": [part._asdict() for part in self.reserve],
+        }
 
 
 def serving_of(inferred: Inferred) -> Serving | None:
@@ -104,7 +139,9 @@ def _vllm(inferred: Inferred, gpu: GPU) -> Serving:
     outside = sum(item.nbytes for item in inferred.outside)
     activations = profile_peak(inferred, min(batch.tokens, batch.sequences * length), batch.sequences)
     requested = vllm.requested(gpu, share)
-    budget = vllm.Budget(requested, inferred.weights + tables, activations, outside, graphs=0)
+    hidden: Dim = getattr(model.program, "hidden")  # noqa: B009
+    found = vllm_graphs(gpu, batch, hidden, dtype, graph_bytes(asked.cuda_graph_memory))
+    budget = vllm.Budget(requested, inferred.weights + tables, activations, outside, found.known)
     work = vllm.workload(model, length, batch)
     of = vllm.specs(model, vllm.layers_of(model, "vllm"), dtype, kv, asked.tp, asked.block_size)
     plan = vllm.planned(of, budget.cache, work)
@@ -126,6 +163,7 @@ def _vllm(inferred: Inferred, gpu: GPU) -> Serving:
         max_concurrency=plan.max_concurrency,
         max_batch=batch.sequences,
         sequences=min(plan.sequences, batch.sequences),
+        graphs=found,
     )
 
 
@@ -136,6 +174,7 @@ def _sglang(inferred: Inferred, gpu: GPU) -> Serving:
     share = asked.mem_fraction_static
     if share is None:
         share = sglang.fraction(gpu, sglang.chunks(gpu, asked.tp), latent=latent, tp=asked.tp)
+    reserve = sglang.reserves(gpu, sglang.chunks(gpu, asked.tp), latent=latent, tp=asked.tp)
     outside = sum(item.nbytes for item in inferred.outside)
     reserved = sglang.static(gpu, outside, share)
     cache = reserved - inferred.weights
@@ -160,6 +199,8 @@ def _sglang(inferred: Inferred, gpu: GPU) -> Serving:
         max_concurrency=pool.tokens / length if pool.tokens else float(fit),
         max_batch=most,
         sequences=min(fit, most),
+        reserve=reserve,
+        left=gpu.capacity - outside - reserved,
     )
 
 
@@ -172,8 +213,6 @@ def profile_peak(inferred: Inferred, tokens: int, sequences: int) -> int:
     each = min(tokens, limit)
     batch = -(-tokens // each)
     logits = min(sequences, tokens) * _vocabulary(inferred) * (dtype.itemsize + _FP32)
-    if not program.decodes:
-        return logits
     windows, full = windows_of(program)
     assert asked.attention is not None
     work = Workload(dtype, asked.attention, Dim("batch", batch, (0, 0, 0, 1, 0, 0)), each)

@@ -111,16 +111,40 @@ def chunks(gpu: GPU, tp: int) -> Chunks:
     return Chunks(16384, 512)
 
 
+class Reserve(NamedTuple):
+    """A part of the memory that SGLang leaves free by its own rule."""
+
+    name: str
+    nbytes: int
+    formula: str
+
+
+def reserves(gpu: GPU, sizes: Chunks, *, latent: bool, tp: int = 1, pp: int = 1) -> tuple[Reserve, ...]:
+    """Return what SGLang's rule for --mem-fraction-static leaves free, by purpose (arg_groups/memory_hook.py). These are its
+    own guesses; nothing is measured."""
+    tokens = max(sizes.prefill, _FEWEST_TOKENS)
+    parts = [
+        ("metadata and slack", _CONSTANT, "512 MiB"),
+        ("activations", _A_TOKEN * tokens, f"1.5 MiB·{tokens} tokens"),
+        ("parallel ranks", tp * pp / 8 * 1024, f"128 MiB·tp {tp}·pp {pp}"),
+        ("CUDA graphs of decode", _A_SEQUENCE * sizes.decode, f"2 MiB·{sizes.decode} sequences"),
+    ]
+    if pp == 1:  # a pipeline does not capture prefill
+        many = len(prefill_sizes(min(_MOST_LATENT, sizes.prefill) if latent else sizes.prefill))
+        mib, formula = (_LATENT_GRAPHS, "1536 MiB with latents") if latent else (_A_SIZE * many, f"8 MiB·{many} sizes")
+        parts.append(("CUDA graphs of prefill", mib, formula))
+    reserved = sum(mib for _, mib, _ in parts)
+    if gpu.capacity / _MIB > _LARGE and reserved < _LEAST_ON_LARGE:
+        parts.append(
+            ("up to the least on a GPU of more than 60 GiB", _LEAST_ON_LARGE - reserved, "10 GiB - the others")
+        )
+    return tuple(Reserve(name, round(mib * _MIB), formula) for name, mib, formula in parts)
+
+
 def fraction(gpu: GPU, sizes: Chunks, *, latent: bool, tp: int = 1, pp: int = 1) -> float:
     """Return the default of --mem-fraction-static."""
-    captured = min(_MOST_LATENT, sizes.prefill) if latent else sizes.prefill
-    reserved = _CONSTANT + _A_TOKEN * max(sizes.prefill, _FEWEST_TOKENS) + tp * pp / 8 * 1024
-    reserved += _A_SEQUENCE * sizes.decode
-    if pp == 1:  # a pipeline does not capture prefill
-        reserved += _LATENT_GRAPHS if latent else _A_SIZE * len(prefill_sizes(captured))
+    reserved = sum(part.nbytes for part in reserves(gpu, sizes, latent=latent, tp=tp, pp=pp)) / _MIB
     mib = gpu.capacity / _MIB
-    if mib > _LARGE:
-        reserved = max(reserved, _LEAST_ON_LARGE)
     return round((mib - reserved) / mib, 3)
 
 

@@ -8,6 +8,7 @@ from memcalc.explanation.topics.frozen_axes import FORWARD_ALONE, OF_ADAPTER, TO
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import Draw, Setup, batch_of
 from memcalc.quiz.of_cases import by_rule, exactly
+from memcalc.quiz.of_rules import Put, Two, letters_of, times
 
 _MODELS: Final = ("llama-7b", "llama-2-7b", "mistral-7b", "llama-3-8b")
 """Models of 32 layers, which 2, 4 and 8 stages share."""
@@ -35,9 +36,25 @@ def _adapters(draw: Draw) -> Setup:
     return Setup(model=draw.one_of(_MODELS), options=options)
 
 
+def _hidden_states_and_adapter(draw: Draw) -> Two:
+    setup = _adapters(draw)
+    numbers = letters_of((FORWARD_ALONE, OF_ADAPTER), str(setup.model), engine="fsdp2", **setup.options)
+    return Two(Put(FORWARD_ALONE, numbers), Put(OF_ADAPTER, numbers))
+
+
 KINDS: Final = (
     by_rule(TOPIC, FORWARD_ALONE, _BOUNDARY, _stages),
     by_rule(TOPIC, OF_ADAPTER, _ADAPTER, _adapters),
+    times(
+        TOPIC,
+        "hidden states over an adapter's sum",
+        Words(
+            "how many times as many elements as one all-reduce for a LoRA adapter of a split layer cross a boundary between two "
+            "stages behind a frozen part, for one micro-batch?",
+            "一个微批次在冻结部分之后的阶段边界上传输的元素数，是切分层 LoRA 适配器一次 all-reduce 的多少倍？",
+        ),
+        _hidden_states_and_adapter,
+    ),
     exactly(TOPIC, FORWARD_ALONE, _BOUNDARY, _stages),
     exactly(TOPIC, OF_ADAPTER, _ADAPTER, _adapters),
 )

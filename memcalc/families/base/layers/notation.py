@@ -27,7 +27,7 @@ LOSSES: Final = {
     "cross-entropy": "cross-entropy", "cross_entropy": "cross-entropy", "crossentropyloss": "cross-entropy",
     "crossentropyloss()": "cross-entropy", "mse": "mse", "mseloss": "mse", "mseloss()": "mse",
 }  # fmt: skip
-KEYS: Final = ("model_type", "name", "input", "layers", "loss")
+KEYS: Final = ("model_type", "name", "input", "layers", "loss", "cudnn")
 _DEEPEST: Final = 16
 """The most composites inside each other."""
 _MOST_LAYERS: Final = 10_000
@@ -47,6 +47,8 @@ class Given(NamedTuple):
     integers: bool
     chain: Chain
     loss: str
+    cudnn: bool = True
+    """False if the caller runs recurrent layers without cuDNN (torch.backends.cudnn.enabled = False)."""
 
 
 def read_network(content: Mapping[str, Any]) -> Given:
@@ -60,8 +62,18 @@ def read_network(content: Mapping[str, Any]) -> Given:
     if "layers" not in content:
         raise ValueError("layers: missing; expected a list, such as [{linear: 10}]")
     return Given(
-        shape, integers, _Reader().chain(content["layers"], "layer", 1), _loss(content.get("loss", "cross-entropy"))
+        shape,
+        integers,
+        _Reader().chain(content["layers"], "layer", 1),
+        _loss(content.get("loss", "cross-entropy")),
+        _cudnn(content.get("cudnn", True)),
     )
+
+
+def _cudnn(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"cudnn {quoted(value)}: expected true or false")
+    return value
 
 
 def _input(content: Mapping[str, Any]) -> tuple[Shape, bool]:
