@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
+    from memcalc.megatron.trained import Trained
     from memcalc.setup.setup import Setup
 
 _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
@@ -47,6 +48,12 @@ _CACHED_POSITIONS: Final = 4096
 SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
 TWO: Final = Dim("2", 2)
 _SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
+_COLUMN_PARALLEL: Final = (
+    "linear_qkv.weight", "mlp.linear_fc1.weight", "shared_experts.linear_fc1.weight", "linear_q_proj.weight",
+    "linear_q_up_proj.weight", "linear_kv_up_proj.weight",
+)  # fmt: skip
+SOURCES: Final = {"adapters": "Megatron-Bridge megatron/bridge/peft/utils.py, ParallelLinearAdapter"}
+"""The sources of weights that Megatron-Core does not have, by their component."""
 
 
 _ALL: Final = Span(0, 0, True, True)
@@ -85,9 +92,10 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
     of_ranks = a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers
-    key = "stages", a, of_ranks, _layout(setup, a, _ALL)
+    trained = trained_of(model)
+    key = "stages", a, of_ranks, _layout(setup, a, _ALL, trained)
     if key not in model.profiles:
-        layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans_of(*of_ranks)]
+        layouts = [[_layout(setup, a, span, trained) for span in of_rank] for of_rank in spans_of(*of_ranks)]
         model.profiles[key] = [
             Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)
         ]
@@ -101,18 +109,30 @@ def smallest_stage(model: Model, setup: Setup) -> Stage:
     spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers)
     sizes = [(sum(s.layers for s in own), any(s.first or s.last for s in own)) for own in spans]
     rank = sizes.index(min(sizes))
-    return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span)) for span in spans[rank]))
+    trained = trained_of(model)
+    return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span, trained)) for span in spans[rank]))
+
+
+def trained_of(model: Model) -> Trained | None:
+    """Return the part of a model's GPTModel that trains; None: all of it."""
+    return getattr(model.program, "trained", None)
 
 
 def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
     """Return the chunk of this layout, which many setups have in common."""
     key = "chunk", a, layout
     if key not in model.profiles:
-        model.profiles[key] = GPTModel(a, layout)
+        model.profiles[key] = GPTModel(a, layout) if layout.trained is None else _of_a_part(a, layout)
     return model.profiles[key]
 
 
-def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
+def _of_a_part(a: Architecture, layout: Layout) -> GPTModel:
+    from memcalc.megatron.trained_model import TrainedGPTModel  # most runs train the whole model
+
+    return TrainedGPTModel(a, layout)
+
+
+def _layout(setup: Setup, a: Architecture, span: Span, trained: Trained | None) -> Layout:
     return Layout(
         tensor_parallel=setup.tp,
         sequence_parallel=setup.sequence_parallel,
@@ -132,6 +152,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         fuses_accumulation=setup.gradient_accumulation_fusion is not False,
         mask_in_batch=setup.attention_mask_in_dataloader is not False,
         exchanging=setup.cp_exchange_size or 1,
+        trained=None if trained is None else trained.of_span(span.start, span.layers),
     )
 
 
@@ -141,6 +162,33 @@ def weights_of(stage: Stage) -> Counter[Weight]:
     for chunk in stage.chunks:
         out.update(chunk.weight_classes)
     return out
+
+
+def trained_weights_of(stage: Stage) -> Counter[Weight]:
+    """Count the weight classes of a stage that train. DistributedDataParallel and the optimizers leave the others out."""
+    out: Counter[Weight] = Counter()
+    for chunk in stage.chunks:
+        all_train = chunk.layout.trained is None
+        trained = (w._replace(layer=None) for w in chunk.weights() if chunk.wants_gradient(w))
+        out.update(chunk.weight_classes if all_train else Counter(trained))
+    return out
+
+
+def parameter_rows(setup: Setup, stage: Stage) -> tuple[list[Row], list[Row]]:
+    """Return the rows of a stage's weights: of those that train, and of the frozen ones."""
+    trained = trained_weights_of(stage)
+    frozen = weights_of(stage)
+    frozen.subtract(trained)
+
+    def rows(classes: Counter[Weight]) -> list[Row]:
+        dtype = setup.compute_dtype
+        return [
+            Row("parameters", w.name, w.shape, dtype, n, "always", "exact", SOURCES.get(w.component, _LAYERS))
+            for w, n in classes.items()
+            if n
+        ]
+
+    return rows(trained), rows(frozen)
 
 
 class Buffer(NamedTuple):
@@ -175,7 +223,7 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
 
     Experts that all ranks have are among the dense ones (core/extensions/transformer_engine.py: `allreduce`).
     """
-    classes = weights_of(stage)
+    classes = trained_weights_of(stage)
     experts = {w: n for w, n in classes.items() if w.component == "experts" and setup.ep > 1}
     dense = {w: n for w, n in classes.items() if w not in experts}
     instances = setup.zero and setup.replicas > 1
@@ -190,12 +238,12 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
 
 def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     """Return what a rank always holds. The activations of its chunks come from their profiles."""
-    dtype, grad_dtype = setup.compute_dtype, DTYPES[setup.grad_dtype]
-    classes = weights_of(stage)
-    always = [Row("parameters", w.name, w.shape, dtype, n, "always", "exact", _LAYERS) for w, n in classes.items()]
+    grad_dtype = DTYPES[setup.grad_dtype]
+    trained, frozen = parameter_rows(setup, stage)
+    always = [*trained, *frozen]
     always += [
         Row("gradients", f"{w.name}: main gradient", w.shape, grad_dtype, n, "always", "modelled", _BUFFER)
-        for w, n in classes.items()
+        for w, n in trained_weights_of(stage).items()
     ]
     step: list[Row] = []
     aware: list[list[Row]] = []
@@ -305,9 +353,10 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
 def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
     """Return the tensors that autograd gets if the kernel has added the gradient itself: one for each shape, for all
     layers."""
-    shapes = [w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1]
-    shapes += [w.shape for w in weights_of(stage) if w.name.endswith("eh_proj.weight")]
-    if stage.chunks[-1].layout.last:
+    trained = trained_weights_of(stage)
+    shapes = [w.shape[-2:] for w in trained if "linear" in w.name and len(w.shape) > 1]
+    shapes += [w.shape for w in trained if w.name.endswith("eh_proj.weight")]
+    if trains_head(stage):
         shapes.append((stage.chunks[0].vocab, stage.chunks[0].hidden))
     of_sizes = {tuple(dim.size for dim in shape): shape for shape in reversed(shapes)}
     source = "transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
@@ -315,6 +364,15 @@ def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
         Row("buffers", "dummy weight gradient", shape, dtype, 1, "always", "modelled", source)
         for shape in sorted(of_sizes.values(), key=lambda s: -numel(s)[0])
     ]
+
+
+def trains_head(stage: Stage) -> bool:
+    """Tell whether the stage has the weight that computes the logits, and trains it."""
+    last = stage.chunks[-1]
+    if not last.layout.last:
+        return False
+    head = "embedding.word_embeddings.weight" if last.a.tied else "output_layer.weight"
+    return any(weight.name == head for weight in trained_weights_of(stage._replace(chunks=(last,))))
 
 
 def between_stages(setup: Setup, stage: Stage) -> Row:
@@ -366,7 +424,7 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
     in it. A stage with only an embedding requests none."""
     chunk = stage.chunks[0]
     wanted: list[tuple[str, Shape]] = []
-    if setup.sequence_parallel and (stage.layers or chunk.layout.last):
+    if setup.sequence_parallel and (stage.layers or chunk.layout.last) and _gathers_again(stage):
         wanted.append(("all-gather buffer", (batch, whole, chunk.hidden)))
     if setup.attention == "eager" and stage.layers:
         wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))
@@ -374,6 +432,14 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
         return []
     name, shape = max(wanted, key=lambda one: evaluate(numel(one[1])[1], setup.micro_batch_size, setup.tokens_per_part))
     return [Row("buffers", name, shape, setup.compute_dtype, 1, "always", "modelled", "megatron/core/utils.py")]
+
+
+def _gathers_again(stage: Stage) -> bool:
+    """Tell whether a column-parallel layer of the stage trains, whose backward gathers its input again. Frozen ones gather into
+    tensors of their own."""
+    if stage.chunks[0].layout.trained is None:
+        return True
+    return trains_head(stage) or any(w.name.endswith(_COLUMN_PARALLEL) for w in trained_weights_of(stage))
 
 
 def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
