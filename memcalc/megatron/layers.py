@@ -233,7 +233,9 @@ def vocab_parallel_embedding(m: Module, tp: TensorParallel, table: Tensor, ids: 
         out = new_tensor(memory, shape, table.dtype, "embeddings")
         saved = (looked_up,) if outside is None else (looked_up, outside)
         node = (
-            Node(memory, _embedding_backward, (table,), saved, (tp, scatters, short_name(m))) if recording(table) else None
+            Node(memory, _embedding_backward, (table,), saved, (tp, scatters, short_name(m)))
+            if recording(table)
+            else None
         )
         if scatters:
             batch_first, out = out, like(out, "sequence first")

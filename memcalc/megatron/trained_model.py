@@ -87,8 +87,8 @@ class TrainedGPTModel(GPTModel):
         return column_parallel(m, tp, x, m.weight(), bias)
 
     def normed(self, norm: Module, m: Module, x: Tensor) -> Tensor:
-        """Run the norm inside a fused layer. It saves its input even if neither that nor the norm wants a gradient, as long as the
-        layer's weight does: there is one backward for both."""
+        """Run the norm inside a fused layer. It saves its input even if neither that nor the norm wants a gradient, as long as
+        the layer's weight does: there is one backward for both."""
         out, memory = super().norm(norm, x), x.memory
         if memory.grad_enabled and out.node is None and not is_frozen(m.weight()):
             kinds = ("rstd",) if self.a.rms_norm else ("mean", "rstd")

@@ -37,7 +37,9 @@ def _check_adapters(options: Options) -> None:
     if options.dora:
         refuse("dora", True, f"of {_BRIDGE} {NOT_YET}off")
     if options.modules_to_save is not None:
-        refuse("modules_to_save", options.modules_to_save, "is peft's; Megatron-Bridge saves none; allowed: leave it out")
+        refuse(
+            "modules_to_save", options.modules_to_save, "is peft's; Megatron-Bridge saves none; allowed: leave it out"
+        )
     if options.lora_bias not in (None, "none"):
         refuse("lora_bias", options.lora_bias, "is peft's; Megatron-Bridge freezes all biases; allowed: none")
     base = base_dtype_name(options)
@@ -80,9 +82,13 @@ def _check_stages(options: Options, name: str, value: Any, gpt: GPTModel) -> Non
         for span in spans:
             own = [w for w in trained if _is_in(w.layer, w.name, span.start, span.layers, span.first, span.last)]
             if not own:
-                refuse(name, value, f"stage {number} of --pp {options.pp} has nothing to train, which {NOT_YET}other parts")
+                refuse(
+                    name, value, f"stage {number} of --pp {options.pp} has nothing to train, which {NOT_YET}other parts"
+                )
             if shares_experts and all(w.component == "experts" for w in own):
-                refuse(name, value, f"with --ep {options.ep}, of a stage that trains only experts, {NOT_YET}other parts")
+                refuse(
+                    name, value, f"with --ep {options.ep}, of a stage that trains only experts, {NOT_YET}other parts"
+                )
 
 
 def _is_in(layer: int | None, name: str, start: int, layers: int, first: bool, last: bool) -> bool:

@@ -39,7 +39,9 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
     if options.lora_rank and options.freeze is not None:
         refuse("freeze", options.freeze, "adapters freeze all of the base; allowed: leave it out, or --lora-rank 0")
     if engine == "megatron":
-        from memcalc.setup.megatron_tuning_checks import check_tuning_of_megatron  # the only engine with GPTModel's weights
+        from memcalc.setup.megatron_tuning_checks import (
+            check_tuning_of_megatron,  # the only engine with GPTModel's weights
+        )
 
         check_tuning_of_megatron(options, model)
         return

@@ -123,5 +123,7 @@ def _targets(text: str) -> frozenset[str]:
             refuse("lora_targets", text, f"{why} {NOT_YET}{allowed}")
         if name not in TARGETS:
             why = f"{name or 'an empty name'} is no layer of GPTModel that Megatron-Bridge's LoRA adapts"
-            refuse("lora_targets", text, f"{why} (core/models/gpt: joined q, k, v; joined gate and up); allowed: {allowed}")
+            refuse(
+                "lora_targets", text, f"{why} (core/models/gpt: joined q, k, v; joined gate and up); allowed: {allowed}"
+            )
     return frozenset(names)

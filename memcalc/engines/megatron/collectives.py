@@ -20,10 +20,10 @@ from memcalc.engines.megatron.engine import (
     buffers_of,
     layers_with_expert_bias,
     sequence_dims,
-    trained_weights_of,
 )
 from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import shards_buffers
+from memcalc.engines.megatron.trained_part import trained_weights_of
 from memcalc.layout.collectives import Collective, Overlap
 from memcalc.layout.layer_kinds import Shares, elements_of, shares_of
 from memcalc.megatron.context_parallel.ring import EXCHANGES

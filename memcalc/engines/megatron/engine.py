@@ -21,9 +21,16 @@ from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries
 from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import is_by_layer, shards_buffers, updated
+from memcalc.engines.megatron.trained_part import (
+    gathers_again,
+    gpt_model,
+    parameter_rows,
+    trained_of,
+    trained_weights_of,
+    trains_head,
+)
 from memcalc.families.base.architecture import Architecture, architecture_of
 from memcalc.megatron.between_stages import left
-from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import Layout
 from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
 
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
+    from memcalc.megatron.gpt_model import GPTModel
     from memcalc.megatron.trained import Trained
     from memcalc.setup.setup import Setup
 
@@ -48,13 +56,6 @@ _CACHED_POSITIONS: Final = 4096
 SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
 TWO: Final = Dim("2", 2)
 _SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
-_COLUMN_PARALLEL: Final = (
-    "linear_qkv.weight", "mlp.linear_fc1.weight", "shared_experts.linear_fc1.weight", "linear_q_proj.weight",
-    "linear_q_up_proj.weight", "linear_kv_up_proj.weight",
-)  # fmt: skip
-SOURCES: Final = {"adapters": "Megatron-Bridge megatron/bridge/peft/utils.py, ParallelLinearAdapter"}
-"""The sources of weights that Megatron-Core does not have, by their component."""
-
 
 _ALL: Final = Span(0, 0, True, True)
 
@@ -113,23 +114,12 @@ def smallest_stage(model: Model, setup: Setup) -> Stage:
     return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span, trained)) for span in spans[rank]))
 
 
-def trained_of(model: Model) -> Trained | None:
-    """Return the part of a model's GPTModel that trains; None: all of it."""
-    return getattr(model.program, "trained", None)
-
-
 def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
     """Return the chunk of this layout, which many setups have in common."""
     key = "chunk", a, layout
     if key not in model.profiles:
-        model.profiles[key] = GPTModel(a, layout) if layout.trained is None else _of_a_part(a, layout)
+        model.profiles[key] = gpt_model(a, layout)
     return model.profiles[key]
-
-
-def _of_a_part(a: Architecture, layout: Layout) -> GPTModel:
-    from memcalc.megatron.trained_model import TrainedGPTModel  # most runs train the whole model
-
-    return TrainedGPTModel(a, layout)
 
 
 def _layout(setup: Setup, a: Architecture, span: Span, trained: Trained | None) -> Layout:
@@ -162,33 +152,6 @@ def weights_of(stage: Stage) -> Counter[Weight]:
     for chunk in stage.chunks:
         out.update(chunk.weight_classes)
     return out
-
-
-def trained_weights_of(stage: Stage) -> Counter[Weight]:
-    """Count the weight classes of a stage that train. DistributedDataParallel and the optimizers leave the others out."""
-    out: Counter[Weight] = Counter()
-    for chunk in stage.chunks:
-        all_train = chunk.layout.trained is None
-        trained = (w._replace(layer=None) for w in chunk.weights() if chunk.wants_gradient(w))
-        out.update(chunk.weight_classes if all_train else Counter(trained))
-    return out
-
-
-def parameter_rows(setup: Setup, stage: Stage) -> tuple[list[Row], list[Row]]:
-    """Return the rows of a stage's weights: of those that train, and of the frozen ones."""
-    trained = trained_weights_of(stage)
-    frozen = weights_of(stage)
-    frozen.subtract(trained)
-
-    def rows(classes: Counter[Weight]) -> list[Row]:
-        dtype = setup.compute_dtype
-        return [
-            Row("parameters", w.name, w.shape, dtype, n, "always", "exact", SOURCES.get(w.component, _LAYERS))
-            for w, n in classes.items()
-            if n
-        ]
-
-    return rows(trained), rows(frozen)
 
 
 class Buffer(NamedTuple):
@@ -366,15 +329,6 @@ def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
     ]
 
 
-def trains_head(stage: Stage) -> bool:
-    """Tell whether the stage has the weight that computes the logits, and trains it."""
-    last = stage.chunks[-1]
-    if not last.layout.last:
-        return False
-    head = "embedding.word_embeddings.weight" if last.a.tied else "output_layer.weight"
-    return any(weight.name == head for weight in trained_weights_of(stage._replace(chunks=(last,))))
-
-
 def between_stages(setup: Setup, stage: Stage) -> Row:
     """Return one of the hidden states and gradients that a rank has between its forwards and backwards
     (between_stages.py)."""
@@ -424,7 +378,7 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
     in it. A stage with only an embedding requests none."""
     chunk = stage.chunks[0]
     wanted: list[tuple[str, Shape]] = []
-    if setup.sequence_parallel and (stage.layers or chunk.layout.last) and _gathers_again(stage):
+    if setup.sequence_parallel and (stage.layers or chunk.layout.last) and gathers_again(stage):
         wanted.append(("all-gather buffer", (batch, whole, chunk.hidden)))
     if setup.attention == "eager" and stage.layers:
         wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))
@@ -432,14 +386,6 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
         return []
     name, shape = max(wanted, key=lambda one: evaluate(numel(one[1])[1], setup.micro_batch_size, setup.tokens_per_part))
     return [Row("buffers", name, shape, setup.compute_dtype, 1, "always", "modelled", "megatron/core/utils.py")]
-
-
-def _gathers_again(stage: Stage) -> bool:
-    """Tell whether a column-parallel layer of the stage trains, whose backward gathers its input again. Frozen ones gather into
-    tensors of their own."""
-    if stage.chunks[0].layout.trained is None:
-        return True
-    return trains_head(stage) or any(w.name.endswith(_COLUMN_PARALLEL) for w in trained_weights_of(stage))
 
 
 def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:

@@ -16,8 +16,9 @@ from memcalc.core.dims import Dim, numel
 from memcalc.core.dtypes import DType, fp32
 from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, Order, state_rows
-from memcalc.engines.megatron.engine import Buffer, Stage, buffers_of, parameter_rows
+from memcalc.engines.megatron.engine import Buffer, Stage, buffers_of
 from memcalc.engines.megatron.layer_wise import shards_buffers
+from memcalc.engines.megatron.trained_part import parameter_rows
 from memcalc.optimizers import Parameter
 from memcalc.setup.setup import DTYPES, Setup
 

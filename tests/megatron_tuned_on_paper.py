@@ -1,12 +1,12 @@
-"""A forward and a backward of a stage of GPTModel on paper of which a part trains, measured as tuned_oracle measures the real
-one."""
+"""A forward and a backward of a stage of GPTModel on paper of which a part trains, measured as megatron_tuned_oracle measures
+the real one."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
-from tuned_oracle import Calls, Ran
+from megatron_tuned_oracle import Calls, Ran, Whole
 
 from memcalc.core.autograd import Constant, backward
 from memcalc.core.dims import numel, workload_size
@@ -18,6 +18,7 @@ from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import Layout
 from memcalc.megatron.trained import Adapters, Trained
 from memcalc.megatron.trained_model import TrainedGPTModel
+from memcalc.tape.profile import Choices, trace
 
 
 class _Stage(TrainedGPTModel):
@@ -36,7 +37,9 @@ def full_name(weight: Weight) -> str:
     return weight.name if weight.layer is None else weight.name.replace("*", str(weight.layer), 1)
 
 
-def trained_part(a: Architecture, layout: Layout, frozen: Callable[[str], bool] | None, adapters: Adapters | None) -> Trained:
+def trained_part(
+    a: Architecture, layout: Layout, frozen: Callable[[str], bool] | None, adapters: Adapters | None
+) -> Trained:
     """`frozen` gets a full name; None: all of the base is frozen."""
     names: dict[int | None, set[str]] = {}
     for weight in GPTModel(a, layout).weights():
@@ -83,3 +86,21 @@ def tuned_on_paper(
 
 def sent_of(memory: Memory) -> Calls:
     return Counter((s.phase, s.kind, numel(s.shape)[0] * s.dtype.itemsize) for s in memory.sent)
+
+
+def whole_on_paper(
+    a: Architecture, frozen: Callable[[str], bool] | None, *, tp: int, batch: int, seq: int, sequence_parallel: bool, vocab: int,
+    targets: tuple[str, ...] = (), rank: int = 8,
+) -> Whole:  # fmt: skip
+    """A whole model with Megatron-Core's attention; `vocab` is that of the real one."""
+    layout = Layout(tp, sequence_parallel, layers=a.layers)
+    adapters = Adapters(rank, frozenset(targets), 0.0) if targets else None
+    model = TrainedGPTModel(a, layout._replace(trained=trained_part(a, layout, frozen, adapters)))
+    assert model.vocab.size * tp == vocab
+    run = trace(model, Choices(bf16, "eager", False, True), batch, seq // tp if sequence_parallel else seq, a.layers)
+    flops: Counter[str] = Counter()
+    for work in run.work:
+        flops[work.phase] += 2 * work.products * numel(work.factors)[0]
+    trained = {full_name(w): tuple(d.size for d in w.shape) for w in model.weights() if model.wants_gradient(w)}
+    sent = Counter((s.phase, s.kind, numel(s.shape)[0] * s.dtype.itemsize) for s in run.sent)
+    return Whole(trained, sent, dict(flops))

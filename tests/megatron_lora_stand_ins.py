@@ -142,7 +142,9 @@ class RowLinear(Function):
 
 
 class TERowParallelLinear(torch.nn.Module):
-    def __init__(self, input_size: int, output_size: int, *, config: Any, bias: bool, tp_group: Any = None, **_: Any) -> None:
+    def __init__(
+        self, input_size: int, output_size: int, *, config: Any, bias: bool, tp_group: Any = None, **_: Any
+    ) -> None:
         super().__init__()
         from megatron.core import parallel_state
 
@@ -163,7 +165,15 @@ class Adapter(torch.nn.Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, dim: int, config: Any, *, input_is_parallel: bool, dropout: float, gathers: bool
+        self,
+        in_features: int,
+        out_features: int,
+        dim: int,
+        config: Any,
+        *,
+        input_is_parallel: bool,
+        dropout: float,
+        gathers: bool,
     ) -> None:
         super().__init__()
         from megatron.core import parallel_state

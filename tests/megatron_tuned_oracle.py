@@ -14,15 +14,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-from lora_stand_ins import TELayerNormColumnParallelLinear, TERowParallelLinear, adapted
 from megatron_layers_oracle import Norm, _fused_kernels, _without_gradient
+from megatron_lora_stand_ins import TELayerNormColumnParallelLinear, TERowParallelLinear, adapted
 from megatron_oracle import Calls, Mode, one_rank
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memcalc.families.base.architecture import Architecture
 
 TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-_FUSED = {"self_attention.linear_qkv.layer_norm_": "input_layernorm.", "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm."}
+_FUSED = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
 
 
 @dataclass
@@ -76,20 +79,20 @@ def _without_random_states() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _spec(a: Architecture, te: bool) -> Iterator[Any]:
+def _spec(a: Architecture, te: bool, attention: str = "sdpa") -> Iterator[Any]:
     import megatron.core.transformer.transformer_block as block
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.identity_op import IdentityOp
 
-    with mock.patch.object(block, "LayerNormImpl", Norm), _fused_kernels("sdpa"):
+    with mock.patch.object(block, "LayerNormImpl", Norm), _fused_kernels(attention):
         spec = get_gpt_layer_local_spec(normalization="RMSNorm" if a.rms_norm else None, qk_layernorm=a.qk_norm)
-        attention, mlp = spec.submodules.self_attention.submodules, spec.submodules.mlp.submodules
+        of_attention, mlp = spec.submodules.self_attention.submodules, spec.submodules.mlp.submodules
         if a.qk_norm:
-            attention.q_layernorm = attention.k_layernorm = Norm
+            of_attention.q_layernorm = of_attention.k_layernorm = Norm
         spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = IdentityOp if te else Norm
         if te:
-            attention.linear_qkv = mlp.linear_fc1 = TELayerNormColumnParallelLinear
-            attention.linear_proj = mlp.linear_fc2 = TERowParallelLinear
+            of_attention.linear_qkv = mlp.linear_fc1 = TELayerNormColumnParallelLinear
+            of_attention.linear_proj = mlp.linear_fc2 = TERowParallelLinear
         yield spec
 
 
@@ -107,15 +110,17 @@ def tuned_step(
     adapt: Callable[[Any], None] | None = None, recomputes: bool = False,
 ) -> Ran:  # fmt: skip
     """`received`: the stage's input wants a gradient, as a later stage's does. `adapt` makes other adapters of the model.
-    `recomputes`: each layer is recomputed, and an input that wants no gradient is made to (megatron/bridge/peft/recompute.py)."""
+    `recomputes`: each layer is recomputed, and an input that wants no gradient is made to (megatron/bridge/peft/recompute.py).
+    """
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     mode = Mode()
     with one_rank(tp), _without_random_states(), _spec(a, te) as spec, FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(torch.bfloat16)
         model = GPTModel(
-            _config(a, tp, sequence_parallel, recomputes), spec, 128, a.positions or seq, parallel_output=True, pre_process=False,
-            post_process=False, position_embedding_type="rope" if a.positions is None else "learned_absolute",
+            _config(a, tp, sequence_parallel, recomputes), spec, 128, a.positions or seq, parallel_output=True,
+            pre_process=False, post_process=False,
+            position_embedding_type="rope" if a.positions is None else "learned_absolute",
         ).train()  # fmt: skip
         torch.set_default_dtype(torch.float32)
         for name, parameter in model.named_parameters():
@@ -160,3 +165,42 @@ def _second_step(
         del out
         model.decoder.input_tensor = None
     return saved, forward, backward
+
+
+@dataclass
+class Whole:
+    """A step of a whole model: the weights that train, what is sent and FLOPs, by phase."""
+
+    trained: dict[str, tuple[int, ...]]
+    calls: Calls
+    flops: dict[str, int]
+
+
+def whole_step(
+    a: Architecture, frozen: Callable[[str], bool] | None, *, tp: int, batch: int, seq: int, sequence_parallel: bool, vocab: int,
+    targets: tuple[str, ...] = (), rank: int = 8,
+) -> Whole:  # fmt: skip
+    """With embedding, head and loss, Transformer Engine's stand-ins, and Megatron-Core's own attention."""
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    mode = Mode()
+    with one_rank(tp), _spec(a, te=True, attention="eager") as spec, FakeTensorMode(allow_non_fake_inputs=True):
+        torch.set_default_dtype(torch.bfloat16)
+        model = GPTModel(
+            _config(a, tp, sequence_parallel, recomputes=False), spec, vocab, a.positions or seq, parallel_output=True,
+            position_embedding_type="rope" if a.positions is None else "learned_absolute",
+            share_embeddings_and_output_weights=a.tied,
+        ).train()  # fmt: skip
+        torch.set_default_dtype(torch.float32)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(frozen is not None and not frozen(paper_name(name)))
+        _adapt(model, targets, rank, 0.0)
+        ids = torch.zeros((batch, seq), dtype=torch.int64)
+        mask = torch.ones((1, 1, seq, seq), dtype=torch.bool)
+        with mode:
+            mode.phase = "forward"
+            loss = model(ids, ids, mask, labels=ids).float().mean()
+            mode.phase = "backward"
+            loss.backward()
+    trained = {paper_name(name): tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    return Whole(trained, mode.calls, mode.counted)
