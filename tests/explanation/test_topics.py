@@ -58,6 +58,7 @@ NAMES = [
     "lora",
     "qlora",
     "frozen-axes",
+    "megatron-lora",
     "convolution",
     "batch-norm",
     "lstm",

@@ -28,6 +28,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "lora",
         "qlora",
         "frozen-axes",
+        "megatron-lora",
         "kv-cache",
         "paged-attention",
         "tensor-parallel",

@@ -95,7 +95,8 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def test_adapters_have_megatron_bridges_count() -> None:
-    """linear_in and linear_out of each adapted layer: rank · (in + out), with joined queries, keys and values and joined gate and
+    """linear_in and linear_out of each adapted layer: rank · (in + out), with joined queries, keys and "
+    "values and joined gate and
     up; the slices of all ranks together."""
     model = memcalc.load_model("llama-7b")
     a = model.program.config
@@ -128,7 +129,8 @@ def test_a_frozen_stack_keeps_nothing() -> None:
     [
         (
             {"lora_rank": 8, "lora_targets": "q_proj"},
-            "--lora-targets q_proj: q_proj is no layer of GPTModel that Megatron-Bridge's LoRA adapts (core/models/gpt: joined q, "
+            "--lora-targets q_proj: q_proj is no layer of GPTModel that Megatron-Bridge's LoRA adapts "
+            "(core/models/gpt: joined q, "
             "k, v; joined gate and up); allowed: default, or of linear_qkv, linear_proj, linear_fc1, linear_fc2",
         ),
         (
@@ -138,7 +140,8 @@ def test_a_frozen_stack_keeps_nothing() -> None:
         ),
         (
             {"lora_rank": 6, "tp": 4},
-            "--lora-rank 6: with --tp 4 Megatron-Bridge's adapters (megatron/bridge/peft) cut the rank into equal parts; allowed: "
+            "--lora-rank 6: with --tp 4 Megatron-Bridge's adapters (megatron/bridge/peft) cut the rank into "
+            "equal parts; allowed: "
             "a multiple of 4",
         ),
         (
@@ -168,18 +171,21 @@ def test_a_frozen_stack_keeps_nothing() -> None:
         ),
         (
             {"freeze": "embeddings,first:2", "pp": 2},
-            "--freeze embeddings,first:2: stage 0 of --pp 2 has nothing to train, which is not modelled by this version; allowed: "
+            "--freeze embeddings,first:2: stage 0 of --pp 2 has nothing to train, which is not modelled by "
+            "this version; allowed: "
             "other parts",
         ),
         (
             {"freeze": "*.q_proj.weight"},
             "--freeze *.q_proj.weight: this model has no parameters in *.q_proj.weight; allowed: embeddings, head, norms, "
-            "bias, attention, mlp, encoder, first:N, last:N, a pattern of parameter names (*.linear_qkv.weight), all-but:PART+PART",
+            "bias, attention, mlp, encoder, first:N, last:N, a pattern of parameter names "
+            "(*.linear_qkv.weight), all-but:PART+PART",
         ),
         (
             {"freeze": "embeddings,head,norms,attention,mlp"},
             "--freeze embeddings,head,norms,attention,mlp: leaves nothing to train; allowed: fewer of embeddings, head, norms, "
-            "bias, attention, mlp, encoder, first:N, last:N, a pattern of parameter names (*.linear_qkv.weight), all-but:PART+PART",
+            "bias, attention, mlp, encoder, first:N, last:N, a pattern of parameter names "
+            "(*.linear_qkv.weight), all-but:PART+PART",
         ),
         (
             {"freeze": "head", "wgrad_deferral_limit": 0},
