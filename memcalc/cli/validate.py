@@ -29,7 +29,12 @@ def validate(
     model: o.Model = None,
     backend: Annotated[
         str,
-        typer.Option("--backend", help="fake (no GPU: sizes without data) or cuda.", rich_help_panel=_PANEL),
+        typer.Option(
+            "--backend",
+            help="fake (default; no GPU: sizes without data) or cuda.",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
     ] = "fake",
     suite: Annotated[
         str | None,

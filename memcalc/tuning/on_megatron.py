@@ -1,4 +1,4 @@
-"""What trains of Megatron's GPTModel: frozen parts by the names of its weights, and Megatron-Bridge's adapters."""
+"""The part of Megatron's GPTModel that trains: frozen parts by the names of its weights, and Megatron-Bridge's adapters."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ SETUP: dict[str, Any] = {"engine": "fsdp2", "zero": 2, "gpus": 8, "pp": 4, "glob
 MODEL = memcalc.load_model("llama-7b")
 
 
+@cache
 def report_of(schedule: str, **options: Any) -> Report:
     return memcalc.estimate(MODEL, **{**SETUP, "schedule": schedule, **options})
 
