@@ -66,7 +66,10 @@ def check(a: Architecture, pattern: str, tp: int, sequence_parallel: bool, recei
             longer = shard + (
                 2 * 2 * a.ffn if a.linear_bias else 0
             )  # as with the whole model (test_any_architecture.py)
-            assert 0 <= ours.backward - angles + given - real.backward <= longer
+            # without fused accumulation, a weight's gradient is made beside the whole gradient of its layer's gathered input,
+            # which is gone on paper by then
+            least = -shard if sequence_parallel else 0
+            assert least <= ours.backward - angles + given - real.backward <= longer
         joined = BATCH * SEQ * (2 * a.heads + 2 * a.kv_heads) * a.head_dim * 2 // tp
         assert -joined - shard <= ours.forward - angles + given - real.forward <= 2 * shard
 
