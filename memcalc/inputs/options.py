@@ -311,8 +311,10 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name in WHOLE:
         low, high = WHOLE[name]
         is_whole = isinstance(value, int) and not isinstance(value, bool)
-        shorthand = " (4k is 4096)" if name in ("seq_len", "completion_len") and isinstance(value, str) else ""
-        return None if is_whole and low <= value <= high else f"allowed: a whole number from {low} to {high}{shorthand}"
+        if is_whole and low <= value <= high:
+            return None
+        short_form = " (4k is 4096)" if isinstance(value, str) and name in ("seq_len", "completion_len") else ""
+        return f"allowed: a whole number from {low} to {high}{short_form}"
     if name in FLAGS:
         return None if isinstance(value, bool) else "allowed: true, false"
     if name == "expert_imbalance":

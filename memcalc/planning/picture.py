@@ -50,8 +50,8 @@ def picture(plans: Plans, width: int) -> list[str]:
         *lines,
         " " * 13 + "└" + "─" * columns,
         " " * 14 + axis,
-        f"by number: plans on the Pareto front (no other plan is both faster and smaller): {listed}",
-        "o: the other plans; other layouts that were run, at their peak: + on the front, · behind it",
+        f"by number: the Pareto front (no other plan is both faster and smaller): {listed}",
+        "o: other plans · layouts by their peak: + on the front, · the others",
     ]
 
 

@@ -175,7 +175,7 @@ def test_what_a_layer_of_llama_keeps() -> None:
         ),
         (LLAMA, {"lora_rank": 4, "lora_targets": "embed_tokens"}, "an adapter of an embedding is not modelled"),
         (LLAMA, {"lora_rank": 4, "freeze": "norms"}, "--freeze norms: adapters freeze all of the base"),
-        (LLAMA, {"lora_rank": 4, "lora_dropout": 1}, "--lora-dropout 1: allowed: a probability"),
+        (LLAMA, {"lora_rank": 4, "lora_dropout": 1}, "--lora-dropout 1: allowed: a number from 0 up, below 1"),
         (
             LLAMA,
             {"lora_rank": 4, "lora_targets": "q_proj", "engine": "megatron", "gpus": 2},

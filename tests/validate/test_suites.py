@@ -15,6 +15,7 @@ from memcalc.units import GIB
 from memcalc.validate import run
 from memcalc.validate.checks import check
 from memcalc.validate.recording import name_of
+from memcalc.validate.special import check_special
 from memcalc.validate.suites import SUITES, Case, cut, model_of, options_of, read_suite
 
 GPU = read_suite("gpu")
@@ -34,6 +35,7 @@ def reports(name: str) -> list[memcalc.Report]:
 def test_every_case_can_be_run_and_is_another_one(name: str) -> None:
     for report in reports(name):
         check(report, "cuda" if name == "gpu" else "fake")
+        check_special(report, "cuda" if name == "gpu" else "fake")
     names = [name_of(case) for case in read_suite(name)]
     assert len(set(names)) == len(names)
 
