@@ -57,9 +57,12 @@ def on_megatron(model: Model, tuning: Tuning) -> Model:
     if support_of(model.model_type).architecture is None:
         return model
     a = architecture_of(model.model_type, model.program.config)
+    name, value = ("lora_rank", tuning.lora.rank) if tuning.lora is not None else ("freeze", tuning.freeze)
     if a.mtp:
-        name, value = ("lora_rank", tuning.lora.rank) if tuning.lora is not None else ("freeze", tuning.freeze)
         refuse(name, value, f"with multi-token prediction {NOT_YET}without --mtp-num-layers")
+    if a.latent is not None:
+        why = f"with engine megatron for the latent attention of a {model.model_type}"
+        refuse(name, value, f"{why} {NOT_YET}leave it out")
     whole = _whole(a, Layout(layers=a.layers, routed=a.routed(0, a.layers)))
     trained = _frozen(whole, tuning.freeze or "") if tuning.lora is None else _adapted(model, a, whole, tuning.lora)
     own: Any = copy.copy(model.program)
@@ -101,9 +104,6 @@ def _without(gpt: GPTModel, frozen: list[Weight], adapters: Adapters | None, *, 
 
 def _adapted(model: Model, a: Architecture, gpt: GPTModel, lora: Lora) -> Trained:
     """Return the adapters of a model, all of whose own weights are frozen."""
-    if a.latent is not None:
-        why = f"for the latent attention of a {model.model_type}"
-        refuse("lora_rank", lora.rank, f"with engine megatron {why} {NOT_YET}0, or --freeze")
     targets = _targets(lora.targets)
     mlp = [name for name in TARGETS if name in targets and "_fc" in name]
     if a.experts is not None and mlp:

@@ -204,6 +204,7 @@ def test_refused_by_name(options: dict[str, Any], line: str) -> None:
     [
         (MIXTRAL, {"lora_rank": 8}, "linear_fc1: the experts of a mixtral have such layers"),
         ("deepseek-v2-lite", {"lora_rank": 8}, "for the latent attention of a deepseek_v2"),
+        ("deepseek-v2-lite", {"freeze": "mlp"}, "for the latent attention of a deepseek_v2"),
         (MIXTRAL, {"ep": 2, "freeze": "all-but:*.experts.*"}, "of a stage that trains only experts"),
         (
             {**LLAMA, "model_type": "qwen2"},
