@@ -113,6 +113,7 @@ PROJECTS = (
             r"csrc/quantization|pt_binding|utils/groups|coalesced_coll)",
             ("memcalc/engines/deepspeed", "memcalc/layout/auto_ep"), "deepspeed"),
     Project("Megatron-DeepSpeed", "github.com/deepspeedai/Megatron-DeepSpeed", r"(megatron/model/|pretrain_gpt)"),
+    Project("Megatron-Bridge", "github.com/NVIDIA-NeMo/Megatron-Bridge", r"megatron/bridge/", version="0.3.1"),
     Project("Megatron-LM and Megatron-Core", "github.com/NVIDIA/Megatron-LM",
             r"(megatron/|core/|tests/functional_tests|tensor_parallel/(map|cross|layers)|mappings|moe_utils|finalize|gpt_model|"
             r"fused_bias|gpt_builders)",

@@ -59,11 +59,11 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def _norm(x: Tensor, weights: tuple[Tensor, ...], statistics: tuple[str, ...]) -> Tensor:
-    x = packed(x)
+    given, x = x, packed(x)
     out = new_tensor(x.memory, x.shape, x.dtype, "norm")
     kept = [new_tensor(x.memory, x.shape[:-1], fp32, f"norm {name}") for name in statistics]
-    if recording(x, *weights):
-        out.node = Node(x.memory, _norm_backward, (x, *weights), (x, *weights, *kept))
+    if recording(given, *weights):
+        out.node = Node(x.memory, _norm_backward, (given, *weights), (x, *weights, *kept))
     return out
 
 

@@ -300,7 +300,7 @@ class GPTModel(Program):
         self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None
     ) -> Tensor:
         qkv = m / "linear_qkv"
-        mixed_qkv = column_parallel(qkv, tp, hidden_states, qkv.weight(), qkv.optional("bias"))
+        mixed_qkv = self.column(qkv, tp, hidden_states, qkv.optional("bias"))
         batch, seq, _ = mixed_qkv.shape
         heads = self.heads
         if self.shares_kv_heads:
@@ -328,7 +328,7 @@ class GPTModel(Program):
         core_attn_out = self.core_attention(m, query, key, value, mask)
         core_attn_out = view(core_attn_out, batch, seq, self.q)
         del query, key, value
-        return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
+        return self.row(m / "linear_proj", tp, core_attn_out)
 
     def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Run core attention. No fused kernel reads the mask, but a checkpoint keeps it
@@ -358,12 +358,20 @@ class GPTModel(Program):
     @module
     def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim) -> Tensor:
         fc1, fc2 = m / "linear_fc1", m / "linear_fc2"
-        intermediate_parallel = column_parallel(fc1, tp, hidden_states, fc1.weight())
+        intermediate_parallel = self.column(fc1, tp, hidden_states)
         bias = fc1.optional("bias")
         if self.a.squared_relu and bias is not None:
             intermediate_parallel, bias = intermediate_parallel + bias, None
         intermediate_parallel = self.activation(intermediate_parallel, bias, ffn)
-        return row_parallel(fc2, tp, intermediate_parallel, fc2.weight())
+        return self.row(fc2, tp, intermediate_parallel)
+
+    def column(self, m: Module, tp: TensorParallel, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Run a column-parallel layer of attention or of an MLP."""
+        return column_parallel(m, tp, x, m.weight(), bias)
+
+    def row(self, m: Module, tp: TensorParallel, x: Tensor) -> Tensor:
+        """Run a row-parallel layer of attention or of an MLP."""
+        return row_parallel(m, tp, x, m.weight())
 
     @property
     def activation_name(self) -> str:

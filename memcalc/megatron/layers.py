@@ -6,6 +6,9 @@ tensors between the layers are shards of the sequence. A column-parallel layer g
 never freed, keeps the shard, and gathers again for the gradient of its weight. A row-parallel layer reduces and
 scatters its output. Gradients of weights are added to the main gradients by the kernel that computes them
 (gradient_accumulation_fusion), or are autograd's own.
+
+A layer whose weight is frozen keeps the weight alone (LinearWithFrozenWeight): it gathers its input into a tensor that dies
+with the product, and backward neither gathers the input again nor computes a gradient of the weight.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class TensorParallel(NamedTuple):
             memory.sent.append(Sent("tp", kind, name, memory.phase, memory.layer, shape, dtype))
 
 
-def _short(m: Module) -> str:
+def short_name(m: Module) -> str:
     """Return a module's path within its layer."""
     return m.path.split("*.")[-1]
 
@@ -63,9 +66,11 @@ def column_parallel(
 
     `name` is the name of a product that belongs to `m` but to no module of its own.
     """
+    if is_frozen(weight):
+        return _frozen_column_parallel(m, tp, x, weight, bias, name)
     batch, _, width = x.shape
     if tp.sequence_parallel:
-        tp.send(x.memory, "all_gather", f"input of {_short(m)}", (batch, tp.whole, width), x.dtype)
+        tp.send(x.memory, "all_gather", f"input of {short_name(m)}", (batch, tp.whole, width), x.dtype)
     with m:
         works(x.memory, name, (batch, tp.whole, width, weight.shape[0]), x.dtype)
         out = new_tensor(x.memory, (batch, tp.whole, weight.shape[0]), x.dtype, "column-parallel output")
@@ -73,7 +78,7 @@ def column_parallel(
             out = like(out, "with its bias")
         inputs = (x, weight) if bias is None else (x, weight, bias)
         if recording(*inputs):
-            out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, name, name or _short(m)))
+            out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, name, name or short_name(m)))
     return out
 
 
@@ -82,7 +87,7 @@ def _column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | 
     x, weight = node.unpack()
     grad = grads[0]
     whole = (x.shape[0], tp.whole, x.shape[2])
-    works_backward(node, own, (*whole, weight.shape[0]), grad.dtype)
+    works(node.memory, own, (*whole, weight.shape[0]), grad.dtype, 2)  # both gradients, whoever needs them
     if tp.sequence_parallel:
         tp.send(node.memory, "all_gather", f"input of {name}, again", whole, x.dtype)
     grad_x = new_tensor(node.memory, whole, grad.dtype, "input gradient")
@@ -94,6 +99,60 @@ def _column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | 
         tp.send(node.memory, "all_reduce", f"input gradient of {name}", whole, grad.dtype)
     out: list[Tensor | None] = [grad_x, tp.gradient_of(weight)]
     return [*out, _bias_gradient(node, grad)] if len(node.edges) == 3 else out
+
+
+def is_frozen(weight: Tensor) -> bool:
+    """Tell whether a weight wants no gradient."""
+    return weight.node is None
+
+
+def _frozen_column_parallel(
+    m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bias: Tensor | None, name: str
+) -> Tensor:
+    """Run ColumnParallelLinear over a frozen weight (linear_with_frozen_weight)."""
+    x = gathered_sequence(tp, x, name or short_name(m))
+    with m:
+        works(x.memory, name, (*x.shape, weight.shape[0]), x.dtype)
+        out = new_tensor(x.memory, (*x.shape[:2], weight.shape[0]), x.dtype, "column-parallel output")
+        if bias is not None:
+            out = like(out, "with its bias")
+        if recording(x):
+            out.node = Node(
+                x.memory, _frozen_column_parallel_backward, (x, weight), (weight,), (tp, name, name or short_name(m))
+            )
+    return out
+
+
+def _frozen_column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    tp, own, name = node.context
+    (weight,) = node.unpack()
+    shape, dtype = node.metadata[0]
+    works(node.memory, own, (*shape, weight.shape[0]), dtype)
+    grad_x = new_tensor(node.memory, shape, dtype, "input gradient")
+    if not tp.sequence_parallel:
+        tp.send(node.memory, "all_reduce", f"input gradient of {name}", shape, dtype)
+    return [grad_x, None]
+
+
+def gathered_sequence(tp: TensorParallel, x: Tensor, name: str) -> Tensor:
+    """Run gather_from_sequence_parallel_region: shards of the sequence -> all of it, in a tensor of its own. Backward sums the
+    ranks' gradients into shards."""
+    if not tp.sequence_parallel:
+        return x
+    whole = (x.shape[0], tp.whole, x.shape[2])
+    out = new_tensor(x.memory, whole, x.dtype, "gathered input")
+    tp.send(x.memory, "all_gather", f"input of {name}", whole, x.dtype)
+    if recording(x):
+        out.node = Node(x.memory, _gathered_sequence_backward, (x,), (), (tp, name))
+    return out
+
+
+def _gathered_sequence_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    tp, name = node.context
+    shape, dtype = node.metadata[0]
+    shard = new_tensor(node.memory, shape, dtype, "shard of the input gradient")
+    tp.send(node.memory, "reduce_scatter", f"input gradient of {name}", grads[0].shape, dtype)
+    return [shard]
 
 
 def _bias_gradient(node: Node, grad: Tensor) -> Tensor:
@@ -126,9 +185,10 @@ def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Te
     bias."""
     batch = x.shape[0]
     shape = (batch, tp.whole, weight.shape[0])
+    saved = (weight,) if is_frozen(weight) else (x, weight)
     with m:
         node = (
-            Node(x.memory, _row_parallel_backward, (x, weight), (x, weight), (tp, _short(m)))
+            Node(x.memory, _row_parallel_backward, (x, weight), saved, (tp, short_name(m)))
             if recording(x, weight)
             else None
         )
@@ -136,25 +196,25 @@ def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Te
         out = new_tensor(x.memory, shape, x.dtype, "row-parallel output")
         if tp.sequence_parallel:
             partial, out = out, new_tensor(x.memory, (batch, tp.shard, weight.shape[0]), x.dtype, "shard of the sum")
-            tp.send(x.memory, "reduce_scatter", f"output of {_short(m)}", shape, x.dtype)
+            tp.send(x.memory, "reduce_scatter", f"output of {short_name(m)}", shape, x.dtype)
             del partial
         else:
-            tp.send(x.memory, "all_reduce", f"output of {_short(m)}", shape, x.dtype)
+            tp.send(x.memory, "all_reduce", f"output of {short_name(m)}", shape, x.dtype)
     out.node = node
     return out
 
 
 def _row_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     tp, name = node.context
-    x, weight = node.unpack()
-    grad = grads[0]
+    weight = node.unpack()[-1]
+    grad, x = grads[0], node.metadata[0][0]
     if tp.sequence_parallel:
-        shape = (x.shape[0], tp.whole, weight.shape[0])
+        shape = (x[0], tp.whole, weight.shape[0])
         grad = new_tensor(node.memory, shape, grad.dtype, "gathered gradient")
         tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, grad.dtype)
-    works_backward(node, "", (x.shape[0], tp.whole, *weight.shape), grad.dtype)
-    grad_x = new_tensor(node.memory, x.shape, grad.dtype, "input gradient")
-    return [grad_x, tp.gradient_of(weight)]
+    works_backward(node, "", (x[0], tp.whole, *weight.shape), grad.dtype)
+    grad_x = new_tensor(node.memory, x, grad.dtype, "input gradient") if node.needs(0) else None
+    return [grad_x, tp.gradient_of(weight) if node.needs(1) else None]
 
 
 def vocab_parallel_embedding(m: Module, tp: TensorParallel, table: Tensor, ids: Tensor, *, scatters: bool) -> Tensor:
@@ -173,16 +233,18 @@ def vocab_parallel_embedding(m: Module, tp: TensorParallel, table: Tensor, ids: 
         out = new_tensor(memory, shape, table.dtype, "embeddings")
         saved = (looked_up,) if outside is None else (looked_up, outside)
         node = (
-            Node(memory, _embedding_backward, (table,), saved, (tp, scatters, _short(m))) if recording(table) else None
+            Node(memory, _embedding_backward, (table,), saved, (tp, scatters, short_name(m)))
+            if recording(table)
+            else None
         )
         if scatters:
             batch_first, out = out, like(out, "sequence first")
             del batch_first
             partial, out = out, new_tensor(memory, (ids.shape[0], tp.shard, shape[2]), out.dtype, "shard of the sum")
-            tp.send(memory, "reduce_scatter", f"output of {_short(m)}", shape, out.dtype)
+            tp.send(memory, "reduce_scatter", f"output of {short_name(m)}", shape, out.dtype)
             del partial
         else:
-            tp.send(memory, "all_reduce", f"output of {_short(m)}", shape, out.dtype)
+            tp.send(memory, "all_reduce", f"output of {short_name(m)}", shape, out.dtype)
     out.node = node
     return out
 

@@ -6,9 +6,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memcalc.core.dims import Dim
-from memcalc.megatron.layers import (
-    TensorParallel,
-)
+from memcalc.megatron.layers import TensorParallel
+from memcalc.megatron.trained import Trained
 
 
 class Layout(NamedTuple):
@@ -43,6 +42,8 @@ class Layout(NamedTuple):
     """True if a batch brings an attention mask."""
     exchanging: int = 1
     """The ranks that exchange heads before a ring, with cp_comm_type a2a+p2p."""
+    trained: Trained | None = None
+    """The part of the stage's weights that trains; None: all."""
 
     @property
     def has_final_norm(self) -> bool:

@@ -23,6 +23,7 @@ from memcalc.core.ops.shape import view
 from memcalc.core.ops.work import works, works_backward
 from memcalc.core.tensor import Sent, Tensor, new_tensor
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.megatron.layers import is_frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -308,7 +309,7 @@ def _sorted(rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 
 def _grouped_linear(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
-    """Run GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py). It saves its input.
+    """Run GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py). It saves its input, if the weight trains.
 
     `fused`: the kernel that computes the weight's gradient adds it to the main gradient.
     """
@@ -316,15 +317,18 @@ def _grouped_linear(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
     works(x.memory, name, (*x.shape, weight.shape[1]), x.dtype, kind="grouped matmul", groups=weight.shape[0].size)
     out = new_tensor(x.memory, (x.shape[0], weight.shape[1]), x.dtype, "grouped output")
     if recording(x, weight):
-        out.node = Node(x.memory, _grouped_linear_backward, (x, weight), (x, weight), (name, fused))
+        saved = (weight,) if is_frozen(weight) else (x, weight)
+        out.node = Node(x.memory, _grouped_linear_backward, (x, weight), saved, (name, fused))
     return out
 
 
 def _grouped_linear_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    x, weight = node.unpack()
+    weight = node.unpack()[-1]
     name, fused = node.context
-    works_backward(node, name, (*x.shape, weight.shape[1]), x.dtype, "grouped matmul", groups=weight.shape[0].size)
-    return [like(x, "input gradient"), None if fused else like(weight, "weight gradient")]
+    shape, dtype = node.metadata[0]
+    works_backward(node, name, (*shape, weight.shape[1]), dtype, "grouped matmul", groups=weight.shape[0].size)
+    grad_x = new_tensor(node.memory, shape, dtype, "input gradient") if node.needs(0) else None
+    return [grad_x, like(weight, "weight gradient") if node.needs(1) and not fused else None]
 
 
 def _weighted_swiglu(x: Tensor, weights: Tensor, ffn: Dim) -> Tensor:

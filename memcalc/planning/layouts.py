@@ -105,7 +105,9 @@ class Space(NamedTuple):
         engine = self.fixed.get("engine")
         if engine is not None:
             return (engine,)
-        return tuple(one for one in ENGINES if one != "none" or gpus == 1)
+        tuned = self.fixed.get("freeze") is not None or self.fixed.get("lora_rank")
+        engines = [one for one in ENGINES if one != "none" or gpus == 1]
+        return tuple(one for one in engines if one != "megatron" or not tuned)
 
     def _one(self, name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the given value of an option, else `values` up to the option's limit."""

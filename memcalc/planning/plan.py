@@ -148,6 +148,11 @@ def base_of(fixed: Mapping[str, Any], model: Model) -> Options:
         raise InputError(f"--engine {base.engine}: {_not_searched(f'--engine {base.engine}')}")
     if base.tp_dims != "1":
         raise InputError(f"--tp-dims {base.tp_dims}: {_not_searched(f'--tp-dims {base.tp_dims}')}")
+    if base.engine == "megatron" and (base.freeze is not None or base.lora_rank):
+        why = "with frozen weights memcalc plan has no bounds for Megatron's layouts"
+        raise InputError(
+            f"--engine megatron: {why}; allowed: --engine deepspeed, fsdp2, or memcalc estimate --engine megatron"
+        )
     if base.global_batch_size is None:
         why = "is needed, so that the steps of all layouts are alike; as in: --global-batch-size 256"
         raise InputError(f"--global-batch-size: {why}")

@@ -62,7 +62,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
 
         check_layers(options)
     options = with_generation(options, model, data_parallel_degree(options))
-    model = None if model is None else tasked(model, options)
+    model = None if model is None else tasked(model, _with_engine(options, model))
     if model is not None:
         check_optimizer_of_layers(options, model)
     check_grid(options)
@@ -280,24 +280,36 @@ def _pp_rank(options: Options) -> int | None:
     return options.pp_rank if options.pp > 1 else 0
 
 
+def _with_engine(options: Options, model: Model) -> Options:
+    """Return the options with the engine, if only a part of the model trains: engines differ in the weights that have names."""
+    if options.freeze is None and not options.lora_rank:
+        return options
+    return options._replace(engine=_engine_of(options, model))
+
+
+def _engine_of(options: Options, model: Model | None) -> str:
+    """Return the engine that was asked for, or the default one."""
+    own = load_optimizer(options.optimizer).only_engine
+    if options.engine is not None:
+        return options.engine
+    if model is not None and model.support.only_engine is not None:
+        return model.support.only_engine
+    if options.tp_dims != "1":
+        return "colossalai"
+    if options.autotp:
+        return "deepspeed"
+    if own is not None:
+        return own
+    if options.gpus == 1:
+        return "none"
+    if max(options.tp, options.pp, options.cp, options.ep) > 1:
+        return "fsdp2" if options.zero > 1 else "megatron"
+    return "deepspeed" if options.zero else "ddp"
+
+
 def _engine(options: Options, dp: int, model: Model | None) -> str:
-    engine, own = options.engine, load_optimizer(options.optimizer).only_engine
+    engine = _engine_of(options, model)
     parallel = max(options.tp, options.pp, options.cp, options.ep) > 1
-    if engine is None:
-        if model is not None and model.support.only_engine is not None:
-            engine = model.support.only_engine
-        elif options.tp_dims != "1":
-            engine = "colossalai"
-        elif options.autotp:
-            engine = "deepspeed"
-        elif own is not None:
-            engine = own
-        elif options.gpus == 1:
-            engine = "none"
-        elif parallel:
-            engine = "fsdp2" if options.zero > 1 else "megatron"
-        else:
-            engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
         if parallel:
             refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {_split_by(options, model)}")

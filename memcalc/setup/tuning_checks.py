@@ -39,8 +39,12 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
     if options.lora_rank and options.freeze is not None:
         refuse("freeze", options.freeze, "adapters freeze all of the base; allowed: leave it out, or --lora-rank 0")
     if engine == "megatron":
-        whose = ", whose adapters are Megatron-Bridge's (megatron/bridge/peft)," if options.lora_rank else ""
-        refuse(name, value, f"with engine megatron{whose} {NOT_YET}with --engine none, ddp, deepspeed, fsdp2")
+        from memcalc.setup.megatron_tuning_checks import (
+            check_tuning_of_megatron,  # the only engine with GPTModel's weights
+        )
+
+        check_tuning_of_megatron(options, model)
+        return
     for other, unchecked, allowed in _UNCHECKED:
         if getattr(options, other) == unchecked and not options.sequence_parallel:
             refuse(other, unchecked, f"with --{name.replace('_', '-')} {NOT_YET}{allowed}")

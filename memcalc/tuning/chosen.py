@@ -12,6 +12,8 @@ class Chosen(ChosenBase, Protocol):
     """Options or a setup: both say what trains."""
 
     @property
+    def engine(self) -> str | None: ...
+    @property
     def freeze(self) -> str | None: ...
     @property
     def lora_rank(self) -> int: ...
@@ -38,7 +40,7 @@ class Lora(NamedTuple):
     bias: str
     """The biases that train: none, all, lora_only."""
     dtype: str
-    """The dtype of the adapters over a 16-bit base; fp32 is peft's own (`autocast_adapter_dtype`)."""
+    """The dtype of the adapters over a 16-bit base; fp32 is peft's own (`autocast_adapter_dtype`), "base" Megatron-Bridge's."""
     saved: str | None
     """The modules that train in whole (`modules_to_save`), as given."""
     dora: bool
@@ -51,12 +53,15 @@ class Tuning(NamedTuple):
     freeze: str | None
     lora: Lora | None
     quantization: Quantization | EightBits | None = None
+    megatron: bool = False
+    """True if the weights are those of Megatron's GPTModel."""
 
 
 def tuning_of(chosen: Chosen) -> Tuning:
     """Return what trains by options or by a setup, defaults filled in."""
+    megatron = chosen.engine == "megatron"
     if not chosen.lora_rank:
-        return Tuning(chosen.freeze, None)
+        return Tuning(chosen.freeze, None, megatron=megatron and chosen.freeze is not None)
     how = chosen.lora_targets or "default", chosen.lora_dropout or 0.0, chosen.lora_bias or "none"
-    kind = chosen.adapter_dtype or "fp32", chosen.modules_to_save, chosen.dora
-    return Tuning(chosen.freeze, Lora(chosen.lora_rank, *how, *kind), quantization_of(chosen))
+    kind = chosen.adapter_dtype or ("base" if megatron else "fp32"), chosen.modules_to_save, chosen.dora
+    return Tuning(chosen.freeze, Lora(chosen.lora_rank, *how, *kind), quantization_of(chosen), megatron)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 def made(model: Model, tuning: Tuning) -> Model:
     """Return the model that trains as chosen. Raises InputError for a part or a layer that the model does not have, and if
     nothing is left to train."""
+    if tuning.megatron:
+        from memcalc.tuning.on_megatron import on_megatron  # the only engine that runs GPTModel
+
+        return on_megatron(model, tuning)
     program = _adapted(model, tuning) if tuning.lora is not None else _frozen(model.program, tuning.freeze or "")
     own = Model(model.name, model.model_type, program, model.fields, model.notes)
     own.tuning, own.whole = tuning, model

@@ -53,8 +53,15 @@ def _part(text: str, part: str, program: Program, weights: list[Weight]) -> Weig
     test = _layers(text, part, weights) or _word(part, program, weights) or _pattern(part, weights)
     found = frozenset(i for i, weight in enumerate(weights) if test(weight)) if part else frozenset[int]()
     if not found:
-        refuse("freeze", text, f"this model has no parameters in {part or 'an empty part'}; allowed: {ALLOWED}")
+        why = f"this model has no parameters in {part or 'an empty part'}"
+        refuse("freeze", text, f"{why}; allowed: {allowed_of(weights)}")
     return found
+
+
+def allowed_of(weights: list[Weight]) -> str:
+    """Return what a part can be, with a name that the weights have."""
+    joined = any(weight.name.endswith(".linear_qkv.weight") for weight in weights)
+    return ALLOWED.replace("q_proj", "linear_qkv") if joined else ALLOWED
 
 
 def _layers(text: str, part: str, weights: list[Weight]) -> Callable[[Weight], bool] | None:
@@ -98,8 +105,10 @@ def _word(part: str, program: Program, weights: list[Weight]) -> Callable[[Weigh
 
 def _head(program: Program, weights: list[Weight]) -> Callable[[Weight], bool]:
     """Return the test of the head. A head that is tied has the weight of the embedding."""
-    config: Any = program.config
-    vocab: int | None = getattr(config, "vocab_size", None)
+    sized: Any = program
+    vocab: int | None = getattr(sized.config, "vocab_size", None)
+    if vocab is None and hasattr(sized, "vocab"):  # Megatron's GPTModel, whose configuration has other names
+        vocab = sized.vocab.size
 
     def over_the_vocabulary(weight: Weight) -> bool:
         return len(weight.shape) == 2 and any(dim.size == vocab for dim in weight.shape)

@@ -59,6 +59,7 @@ NAMES = [
     "lora",
     "qlora",
     "frozen-axes",
+    "megatron-lora",
     "convolution",
     "batch-norm",
     "lstm",

@@ -192,7 +192,10 @@ def test_a_tied_head_is_the_embedding() -> None:
         ({"freeze": "*"}, "--freeze *: leaves nothing to train"),
         ({"freeze": 3}, "--freeze 3: allowed: names of parts"),
         ({"freeze": " "}, "allowed: names of parts"),
-        ({"freeze": "norms", "engine": "megatron", "gpus": 2}, "--freeze norms: with engine megatron is not modelled"),
+        (
+            {"freeze": "q_proj", "engine": "megatron", "gpus": 2},
+            "--freeze q_proj: this model has no parameters in q_proj",
+        ),
         (
             {"freeze": "norms", "engine": "deepspeed", "gpus": 2, "tp": 2},
             "--freeze norms: with engine deepspeed and --tp 2 is not modelled",

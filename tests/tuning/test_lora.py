@@ -178,8 +178,8 @@ def test_what_a_layer_of_llama_keeps() -> None:
         (LLAMA, {"lora_rank": 4, "lora_dropout": 1}, "--lora-dropout 1: allowed: a number from 0 up, below 1"),
         (
             LLAMA,
-            {"lora_rank": 4, "engine": "megatron", "gpus": 2},
-            "--lora-rank 4: with engine megatron, whose adapters are",
+            {"lora_rank": 4, "lora_targets": "q_proj", "engine": "megatron", "gpus": 2},
+            "--lora-targets q_proj: q_proj is no layer of GPTModel that Megatron-Bridge's LoRA adapts",
         ),
         (LLAMA, {"lora_rank": 4, "kernels": "megatron"}, "--kernels megatron: with --lora-rank is not modelled"),
         (LLAMA, {"lora_rank": 4, "adapter_dtype": "bf16", "precision": "fp32"}, "in the base's dtype; allowed: fp32"),

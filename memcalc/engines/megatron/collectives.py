@@ -20,10 +20,10 @@ from memcalc.engines.megatron.engine import (
     buffers_of,
     layers_with_expert_bias,
     sequence_dims,
-    weights_of,
 )
 from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import shards_buffers
+from memcalc.engines.megatron.trained_part import trained_weights_of
 from memcalc.layout.collectives import Collective, Overlap
 from memcalc.layout.layer_kinds import Shares, elements_of, shares_of
 from memcalc.megatron.context_parallel.ring import EXCHANGES
@@ -167,7 +167,7 @@ def _shares(stage: Stage, buffer: Buffer, *, padded: bool) -> Shares:
     def sent(weight: Weight) -> int:
         return -(-elements_of(weight) // unit) * unit if weight.name in names else 0
 
-    found = shares_of(*(chunk.weights() for chunk in stage.chunks), sent=sent)
+    found = shares_of(*(filter(chunk.wants_gradient, chunk.weights()) for chunk in stage.chunks), sent=sent)
     return found._replace(whole=buffer.padded if padded else buffer.elements)
 
 
@@ -205,7 +205,7 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
     always = ("q_layernorm.weight", "k_layernorm.weight")
     whole = sum(
         numel(w.shape)[0] * n
-        for w, n in weights_of(stage).items()
+        for w, n in trained_weights_of(stage).items()
         if w.name.endswith(replicated if setup.sequence_parallel else always)
     )
     if setup.tp > 1 and whole:
@@ -225,7 +225,8 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
         )
     layout = stage.chunks[0].layout, stage.chunks[-1].layout
     a = stage.chunks[0].a
-    if setup.pp > 1 and (a.tied or a.mtp) and (layout[0].first or layout[1].last):
+    trained = any(w.name == "embedding.word_embeddings.weight" for w in trained_weights_of(stage))
+    if setup.pp > 1 and trained and (a.tied or a.mtp) and (layout[0].first or layout[1].last):
         table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
         name, of = (
             "gradient of the tied embedding" if a.tied else "gradient of the embedding's copies",
@@ -279,7 +280,8 @@ def _norms(setup: Setup, stage: Stage) -> list[Collective]:
         sharing = ("dp", "cp") if setup.shards > 1 else ()
         axes = dict.fromkeys(axes, _outermost(setup, *sharing, "tp"))
         ranks = dict.fromkeys(ranks, setup.gpus // setup.replicas)
-    apart = setup.ep > 1 and stage.chunks[0].a.experts is not None
+    trained = stage.chunks[0].layout.trained
+    apart = setup.ep > 1 and stage.chunks[0].a.experts is not None and (trained is None or trained.experts)
     optimizers = ["weights", "experts"] if apart else ["weights"]
     numbers = [("overflow check", name, _OVERFLOW) for name in optimizers if setup.compute_dtype is fp16]
     numbers += [("gradient norm", name, _NORM) for name in (optimizers[:1] if setup.zero else optimizers)]

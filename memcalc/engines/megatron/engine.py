@@ -21,9 +21,16 @@ from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries
 from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import is_by_layer, shards_buffers, updated
+from memcalc.engines.megatron.trained_part import (
+    gathers_again,
+    gpt_model,
+    parameter_rows,
+    trained_of,
+    trained_weights_of,
+    trains_head,
+)
 from memcalc.families.base.architecture import Architecture, architecture_of
 from memcalc.megatron.between_stages import left
-from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import Layout
 from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
+    from memcalc.megatron.gpt_model import GPTModel
+    from memcalc.megatron.trained import Trained
     from memcalc.setup.setup import Setup
 
 _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
@@ -47,7 +56,6 @@ _CACHED_POSITIONS: Final = 4096
 SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
 TWO: Final = Dim("2", 2)
 _SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
-
 
 _ALL: Final = Span(0, 0, True, True)
 
@@ -85,9 +93,10 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
     of_ranks = a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers
-    key = "stages", a, of_ranks, _layout(setup, a, _ALL)
+    trained = trained_of(model)
+    key = "stages", a, of_ranks, _layout(setup, a, _ALL, trained)
     if key not in model.profiles:
-        layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans_of(*of_ranks)]
+        layouts = [[_layout(setup, a, span, trained) for span in of_rank] for of_rank in spans_of(*of_ranks)]
         model.profiles[key] = [
             Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)
         ]
@@ -101,18 +110,19 @@ def smallest_stage(model: Model, setup: Setup) -> Stage:
     spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers)
     sizes = [(sum(s.layers for s in own), any(s.first or s.last for s in own)) for own in spans]
     rank = sizes.index(min(sizes))
-    return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span)) for span in spans[rank]))
+    trained = trained_of(model)
+    return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span, trained)) for span in spans[rank]))
 
 
 def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
     """Return the chunk of this layout, which many setups have in common."""
     key = "chunk", a, layout
     if key not in model.profiles:
-        model.profiles[key] = GPTModel(a, layout)
+        model.profiles[key] = gpt_model(a, layout)
     return model.profiles[key]
 
 
-def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
+def _layout(setup: Setup, a: Architecture, span: Span, trained: Trained | None) -> Layout:
     return Layout(
         tensor_parallel=setup.tp,
         sequence_parallel=setup.sequence_parallel,
@@ -132,6 +142,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         fuses_accumulation=setup.gradient_accumulation_fusion is not False,
         mask_in_batch=setup.attention_mask_in_dataloader is not False,
         exchanging=setup.cp_exchange_size or 1,
+        trained=None if trained is None else trained.of_span(span.start, span.layers),
     )
 
 
@@ -175,7 +186,7 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
 
     Experts that all ranks have are among the dense ones (core/extensions/transformer_engine.py: `allreduce`).
     """
-    classes = weights_of(stage)
+    classes = trained_weights_of(stage)
     experts = {w: n for w, n in classes.items() if w.component == "experts" and setup.ep > 1}
     dense = {w: n for w, n in classes.items() if w not in experts}
     instances = setup.zero and setup.replicas > 1
@@ -190,12 +201,12 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
 
 def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     """Return what a rank always holds. The activations of its chunks come from their profiles."""
-    dtype, grad_dtype = setup.compute_dtype, DTYPES[setup.grad_dtype]
-    classes = weights_of(stage)
-    always = [Row("parameters", w.name, w.shape, dtype, n, "always", "exact", _LAYERS) for w, n in classes.items()]
+    grad_dtype = DTYPES[setup.grad_dtype]
+    trained, frozen = parameter_rows(setup, stage)
+    always = [*trained, *frozen]
     always += [
         Row("gradients", f"{w.name}: main gradient", w.shape, grad_dtype, n, "always", "modelled", _BUFFER)
-        for w, n in classes.items()
+        for w, n in trained_weights_of(stage).items()
     ]
     step: list[Row] = []
     aware: list[list[Row]] = []
@@ -305,9 +316,10 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
 def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
     """Return the tensors that autograd gets if the kernel has added the gradient itself: one for each shape, for all
     layers."""
-    shapes = [w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1]
-    shapes += [w.shape for w in weights_of(stage) if w.name.endswith("eh_proj.weight")]
-    if stage.chunks[-1].layout.last:
+    trained = trained_weights_of(stage)
+    shapes = [w.shape[-2:] for w in trained if "linear" in w.name and len(w.shape) > 1]
+    shapes += [w.shape for w in trained if w.name.endswith("eh_proj.weight")]
+    if trains_head(stage):
         shapes.append((stage.chunks[0].vocab, stage.chunks[0].hidden))
     of_sizes = {tuple(dim.size for dim in shape): shape for shape in reversed(shapes)}
     source = "transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
@@ -366,7 +378,7 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
     in it. A stage with only an embedding requests none."""
     chunk = stage.chunks[0]
     wanted: list[tuple[str, Shape]] = []
-    if setup.sequence_parallel and (stage.layers or chunk.layout.last):
+    if setup.sequence_parallel and (stage.layers or chunk.layout.last) and gathers_again(stage):
         wanted.append(("all-gather buffer", (batch, whole, chunk.hidden)))
     if setup.attention == "eager" and stage.layers:
         wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))

@@ -18,6 +18,7 @@ from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, Order, state_rows
 from memcalc.engines.megatron.engine import Buffer, Stage, buffers_of
 from memcalc.engines.megatron.layer_wise import shards_buffers
+from memcalc.engines.megatron.trained_part import parameter_rows
 from memcalc.optimizers import Parameter
 from memcalc.setup.setup import DTYPES, Setup
 
@@ -28,14 +29,14 @@ _OPTIMIZER: Final = "megatron/core/optimizer/distrib_optimizer.py"
 def order_of(setup: Setup, stage: Stage, held: Holdings) -> Order:
     """Return the order of everything that `held` always has."""
     buffers = buffers_of(setup, stage)
-    made = [row for row in held.always if row.component == "parameters"]
+    made, frozen = parameter_rows(setup, stage)
     gradients = [_flat("gradients", buffer, DTYPES[setup.grad_dtype]) for buffer in buffers]
     rest = [row for row in (*held.always, *held.backward) if row.component == "buffers"]
     casts = tuple(row for row in held.step if row.component == "gradients")
     if not shards_buffers(setup):
         mains = [row for row in held.always if row.component == "optimizer_states" and _is_main(row)]
         states = [row for row in held.always if row.component == "optimizer_states" and not _is_main(row)]
-        return Order((*made, *gradients, *mains, *rest), tuple(states), casts, ())
+        return Order((*made, *frozen, *gradients, *mains, *rest), tuple(states), casts, ())
     flat = [_flat("parameters", buffer, setup.compute_dtype) for buffer in buffers]
     parts = [part for buffer in buffers for part in _parts(stage, buffer)]
     mains = [
@@ -44,7 +45,7 @@ def order_of(setup: Setup, stage: Stage, held: Holdings) -> Order:
         if setup.has_master_weights
     ]
     states = [row for row in state_rows(setup, parts, fp32) if row.shape]
-    return Order((*mains, *rest), tuple(states), casts, (), moved=tuple(made), flat=(*flat, *gradients))
+    return Order((*frozen, *mains, *rest), tuple(states), casts, (), moved=tuple(made), flat=(*flat, *gradients))
 
 
 def _is_main(row: Row) -> bool:
@@ -58,7 +59,12 @@ def _flat(component: Component, buffer: Buffer, dtype: DType) -> Row:
 def _parts(stage: Stage, buffer: Buffer) -> list[Parameter]:
     """Return what the first rank updates of each weight. The padding of its shard counts as part of the last one."""
     names = {weight.name for weight in buffer.weights}
-    sizes = [numel(w.shape)[0] for chunk in stage.chunks for w in chunk.weights() if w.name in names]
+    sizes = [
+        numel(w.shape)[0]
+        for chunk in stage.chunks
+        for w in chunk.weights()
+        if w.name in names and chunk.wants_gradient(w)
+    ]
     shard = buffer.padded // buffer.ranks
     return [Parameter("part of a weight", (Dim("part", part),), 1, False) for part in _first(sizes, shard)]
 

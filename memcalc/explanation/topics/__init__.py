@@ -46,6 +46,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "lora",
         "qlora",
         "frozen-axes",
+        "megatron-lora",
         "kv-cache",
         "paged-attention",
         "tensor-parallel",
