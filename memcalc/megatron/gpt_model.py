@@ -17,6 +17,7 @@ from memcalc.core.dtypes import bf16, boolean, fp32
 from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import clone, split, transpose, view
 from memcalc.core.ops.shape import part as slice_of
+from memcalc.core.reentrant import kept_or_recomputed, reentrant_checkpoint
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.program import Program
@@ -74,7 +75,8 @@ class GPTModel(Program):
         if a.experts is not None:
             ranks = layout.expert_parallel, layout.expert_tensor_parallel
             fused = layout.fuses_accumulation
-            self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance, fused, a.gated)
+            recomputed = frozenset(layout.recomputed)
+            self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance, fused, a.gated, recomputed)
             self.shared_ffn = part("shared_ffn", a.experts.shared_ffn, tp)
 
     @property
@@ -272,22 +274,37 @@ class GPTModel(Program):
     def layer(
         self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        residual = hidden_states
-        input_layernorm_output = self.norm(m / "input_layernorm", hidden_states)
+        residual, recomputed, routed = hidden_states, self.layout.recomputed, self.has_experts(m)
+        own_norms = "layernorm" in recomputed  # those that no linear layer has taken in
+        of_input = partial(self.norm, m / "input_layernorm")
+        input_layernorm = kept_or_recomputed(of_input, recomputes=own_norms and self.latent is not None)
+        input_layernorm_output = input_layernorm.checkpoint(hidden_states)
         attention = m / "self_attention"
         if self.latent is None:
             attention_output = self.self_attention(attention, input_layernorm_output, tp, angles, mask)
         else:
             core = partial(self.core_attention, mask=mask)
-            attention_output = self.latent.forward(attention, input_layernorm_output, tp, core)
+            again = "mla_up_proj" in recomputed
+            attention_output = self.latent.forward(attention, input_layernorm_output, tp, core, again)
+        input_layernorm.discard_output_and_register_recompute(attention_output)
         hidden_states = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
         residual = hidden_states
-        pre_mlp_layernorm_output = self.norm(m / "pre_mlp_layernorm", hidden_states)
-        if self.has_experts(m):
+        if not routed and "mlp" in recomputed:
+            mlp_output = reentrant_checkpoint(partial(self.normed_mlp, m, tp), hidden_states)
+            return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+        of_mlp = partial(self.norm, m / "pre_mlp_layernorm")
+        pre_mlp_layernorm = kept_or_recomputed(of_mlp, recomputes=own_norms and routed)
+        pre_mlp_layernorm_output = pre_mlp_layernorm.checkpoint(hidden_states)
+        if routed:
             mlp_output = self.moe.forward(m / "mlp", pre_mlp_layernorm_output, partial(self.shared_mlp, tp))
         else:
             mlp_output = self.mlp(m / "mlp", pre_mlp_layernorm_output, tp, self.ffn)
+        pre_mlp_layernorm.discard_output_and_register_recompute(mlp_output)
         return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+
+    def normed_mlp(self, m: Module, tp: TensorParallel, hidden_states: Tensor) -> Tensor:
+        """Run a dense MLP with the norm before it, which its first linear layer has taken in."""
+        return self.mlp(m / "mlp", hidden_states, tp, self.ffn, m / "pre_mlp_layernorm")
 
     def shared_mlp(self, tp: TensorParallel, m: Module, hidden_states: Tensor) -> Tensor:
         return self.mlp(m, hidden_states, tp, self.shared_ffn)
@@ -356,9 +373,12 @@ class GPTModel(Program):
             return kernel(q, k, v)
 
     @module
-    def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim) -> Tensor:
+    def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim, norm: Module | None = None) -> Tensor:
+        """Run MLP. `norm` is the norm that its first linear layer has taken in, if it is not run before."""
         fc1, fc2 = m / "linear_fc1", m / "linear_fc2"
-        intermediate_parallel = column_parallel(fc1, tp, hidden_states, fc1.weight())
+        intermediate_parallel = column_parallel(
+            fc1, tp, hidden_states if norm is None else self.norm(norm, hidden_states), fc1.weight()
+        )
         bias = fc1.optional("bias")
         if self.a.squared_relu and bias is not None:
             intermediate_parallel, bias = intermediate_parallel + bias, None

@@ -35,6 +35,9 @@ class Layout(NamedTuple):
     """True if the stage has the last layer of the decoder, which the norm at the end follows with multi-token prediction;
     None: the norm is the last stage's."""
     selective: bool = False
+    """True if core attention is recomputed."""
+    recomputed: tuple[str, ...] = ()
+    """The other modules that are recomputed, by their names in `--recompute-modules`."""
     loss: str = "vocab-parallel"
     """The loss, by the name of its option `--cross-entropy`."""
     fuses_accumulation: bool = True
