@@ -206,6 +206,15 @@ WgradDeferralLimit = Annotated[
         "--wgrad-deferral-limit",
     ),
 ]
+RecomputeModules = Annotated[
+    str | None,
+    option(
+        "Megatron: the modules that --recompute selective runs again, with commas: core_attn, layernorm, mla_up_proj, mlp, moe, "
+        "moe_act, shared_experts. (default: core_attn)",
+        KNOBS,
+        "--recompute-modules",
+    ),
+]
 CommHook = Annotated[
     str | None,
     option(

@@ -18,6 +18,7 @@ from memcalc.formats.megatron_notes import STATES, check_modelled, is_precision_
 from memcalc.formats.megatron_section import Arguments
 from memcalc.formats.megatron_stages import layers_of, stages_of
 from memcalc.formats.megatron_unread import unknown, unread
+from memcalc.megatron.layout import MODULES
 
 __all__ = ["arguments_of", "read"]
 
@@ -46,7 +47,6 @@ _COMM_TYPES: Final = {
 _OPTIMIZERS: Final = {"adam": "adamw", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
 _STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """The ZeRO stage of each `--data-parallel-sharding-strategy`."""
-_MODULES: Final = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 
 
 def read(file: str, arguments: Mapping[str, Any], *, with_model: bool = True) -> Found:
@@ -302,6 +302,8 @@ def _recomputed(a: Arguments, notes: list[str]) -> dict[str, Value]:
             if not a.on("--deepspeed") and old.startswith("--checkpoint"):
                 a.reject(old, "is no longer valid in Megatron-LM; allowed: --recompute-granularity")
             return {"recompute": a.value(old, "full")}
+    if granularity is None and a.on("--moe-layer-recompute"):
+        granularity, key = "selective", "--moe-layer-recompute"
     if granularity == "selective":
         return _selective(a, key, notes)
     if granularity is None:
@@ -323,15 +325,32 @@ def _recomputed(a: Arguments, notes: list[str]) -> dict[str, Value]:
 
 
 def _selective(a: Arguments, key: str, notes: list[str]) -> dict[str, Value]:
-    """Return the recomputation of modules. Only that of core attention is modelled."""
+    """Return the recomputation of modules. Those that the model does not have change nothing."""
     modules = a.names("--recompute-modules") or ("core_attn",)
     for module in modules:
-        if module not in _MODULES:
-            a.refuse("--recompute-modules", f"allowed: {', '.join(_MODULES)}")
-    others = [module for module in modules if module != "core_attn"]
-    if others:
-        notes.append(f"--recompute-modules {' '.join(others)}: their activations are counted as kept")
-    return {"recompute": a.value(key, "selective")} if "core_attn" in modules else {}
+        if module not in MODULES:
+            a.refuse("--recompute-modules", f"allowed: {', '.join(MODULES)}")
+    if a.on("--moe-layer-recompute") and "moe" not in modules:
+        modules = (*modules, "moe")
+    there = [module for module in MODULES if module in modules and _has(a, module)]
+    if not there:
+        return {}
+    out = {"recompute": a.value(key, "selective")}
+    if there != ["core_attn"]:
+        out["recompute_modules"] = a.value("--recompute-modules", ",".join(there))
+    return out
+
+
+def _has(a: Arguments, module: str) -> bool:
+    """Tell whether the model has a module."""
+    if module in ("moe", "moe_act"):
+        return a.given("--num-experts", ("0",))
+    if module == "shared_experts":
+        return a.given("--moe-shared-expert-intermediate-size", ("0",))
+    latent = a.on("--multi-latent-attention")
+    if module == "layernorm":  # other norms are parts of Transformer Engine's linear layers
+        return latent or a.given("--num-experts", ("0",))
+    return module != "mla_up_proj" or latent
 
 
 def _kernels(a: Arguments) -> dict[str, Value]:

@@ -114,7 +114,6 @@ _OF_EXPERTS: Final[Mapping[str, _Note]] = {
     "--moe-paged-stash": _Note("activations of experts are counted as kept where they are"),
     "--moe-dispatch-fwd-dtype": _Note("tokens are counted as sent in bf16", ("bf16",)),
     "--moe-combine-bwd-dtype": _Note("tokens are counted as sent in bf16", ("bf16",)),
-    "--moe-layer-recompute": _Note("activations of experts are counted as kept"),
     "--moe-use-upcycling": _Note("counted as the model with experts"),
 }
 _OF_ROUTERS: Final[Mapping[str, tuple[str, ...]]] = {

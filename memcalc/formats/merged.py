@@ -47,7 +47,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size",
         "nvme_optimizer_buffer_count", "nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu", "nvme_threads",
         "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook", "autotp",
+        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook", "autotp", "recompute_modules",
     ),
     "offload_optimizer": ("nvme_optimizer_buffer_count",),
     "offload_params": ("nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu"),
@@ -55,7 +55,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "pp": ("schedule", "virtual_stages", "first_stage_layers", "last_stage_layers"),
     "cp": ("cp_comm_type",),
     "precision": ("grad_dtype",),
-    "recompute": ("recompute_layers",),
+    "recompute": ("recompute_layers", "recompute_modules"),
     "gpus": ("dp", "gpus_per_node"),
     "lora_rank": (
         "lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "dora", "modules_to_save", "quantize",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from memcalc.core.dims import Dim
 from memcalc.megatron.layers import (
     TensorParallel,
 )
+
+MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""The modules that selective recomputation can run again (core/transformer/transformer_config.py, recompute_modules)."""
 
 
 class Layout(NamedTuple):

@@ -49,7 +49,7 @@ def title_words(report: Report) -> tuple[str, list[str]]:
         else:
             parts.append(f"micro-batch {s.micro_batch_size}")
         if s.recompute != "none":
-            parts.append(f"recompute {s.recompute}{_first_layers(s)}")
+            parts.append(f"recompute {s.recompute}{_first_layers(s)}{_modules(s)}")
         if s.kernels != "hf":
             parts.append(f"{s.kernels} kernels{_parts(report)}")
         if s.cross_entropy != "eager":
@@ -144,6 +144,10 @@ def _plus_plus(s: Setup) -> list[str]:
 def part(setup: Setup) -> str:
     """Return the word for a pipeline rank's part of the model: "chunk" with virtual stages, else "stage"."""
     return "chunk" if setup.virtual_stages > 1 else "stage"
+
+
+def _modules(setup: Setup) -> str:
+    return "" if setup.recompute_modules is None else f" of {setup.recompute_modules.replace(',', ', ')}"
 
 
 def _first_layers(setup: Setup) -> str:

@@ -74,7 +74,14 @@ def notes_of(text: str) -> tuple[str, ...]:
         ("--recompute-activations", {"recompute": "selective"}),
         ("--recompute-granularity selective", {"recompute": "selective"}),
         ("--recompute-granularity selective --recompute-modules moe_act layernorm", {}),
-        ("--recompute-granularity selective --recompute-modules [core_attn,mlp]", {"recompute": "selective"}),
+        (
+            "--recompute-granularity selective --recompute-modules [core_attn,mlp]",
+            {"recompute": "selective", "recompute_modules": "core_attn,mlp"},
+        ),
+        (
+            "--recompute-granularity selective --recompute-modules moe_act layernorm mlp",
+            {"recompute": "selective", "recompute_modules": "mlp"},
+        ),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", {"recompute": "full"}),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 3",
          {"recompute": "full", "recompute_layers": 3}),
@@ -220,7 +227,6 @@ def test_the_file_of_deepspeed() -> None:
         ("--cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 2: "),
         ("--fp32-residual-connection", "16 bits"),
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --fp8-format hybrid", "--exp-avg-dtype bf16: "),
-        ("--recompute-granularity selective --recompute-modules moe_act layernorm", "moe_act layernorm: "),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", "--recompute-num-layers 2: "),
         ("--rampup-batch-size 16 16 1000", "--rampup-batch-size 16 16 1000: "),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", "--use-megatron-fsdp: "),

@@ -12,6 +12,7 @@ import pytest
 from gpt_on_paper import ran_on_paper
 from recomputed_modules_oracle import recomputing_moe_layer, recomputing_step
 
+import memcalc
 from memcalc.families.base.architecture import Architecture, Experts, Latent
 from memcalc.megatron.layout import Layout
 
@@ -81,3 +82,29 @@ def test_a_layer_of_experts_is_megatrons(
     counted = real.backward - gathered - ours.backward - dispatcher
     assert 0 <= counted <= (8 * (experts.count * (2 + 2 * ep * etp) + 4 * ep * etp) if "moe" in modules else 0)
     assert ours.calls == real.calls
+
+
+@pytest.mark.parametrize(
+    ("setup", "said"),
+    [
+        ({"engine": "ddp", "recompute": "none"}, "--recompute-modules mlp: needs --engine megatron"),
+        ({"recompute": "full"}, "--recompute-modules mlp: needs --recompute selective"),
+        ({"recompute_modules": "mlp,attn"}, "--recompute-modules mlp,attn: allowed: names with commas, of core_attn, "),
+        ({"recompute_modules": "moe"}, "--recompute-modules moe: this llama has no experts to recompute"),
+        ({"recompute_modules": "mla_up_proj"}, "--recompute-modules mla_up_proj: this llama has no latent attention"),
+    ],
+)
+def test_refused(setup: dict[str, Any], said: str) -> None:
+    given = {"gpus": 8, "engine": "megatron", "recompute": "selective", "recompute_modules": "mlp", **setup}
+    with pytest.raises(memcalc.InputError) as error:
+        memcalc.estimate("llama-7b", **given)
+    assert str(error.value).startswith(said)
+
+
+def test_core_attention_is_the_default() -> None:
+    given = {"gpus": 8, "engine": "megatron", "recompute": "selective"}
+    one = memcalc.estimate("llama-7b", **given)
+    assert memcalc.estimate("llama-7b", **given, recompute_modules="core_attn").to_dict() == one.to_dict()
+    both = memcalc.estimate("llama-7b", **given, recompute_modules=" mlp , core_attn")
+    assert both.setup.recompute_modules == "core_attn,mlp"
+    assert both.peak < one.peak

@@ -113,6 +113,7 @@ def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
 
 
 def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
+    modules = (setup.recompute_modules or "core_attn").split(",")
     return Layout(
         tensor_parallel=setup.tp,
         sequence_parallel=setup.sequence_parallel,
@@ -127,7 +128,8 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         first=span.first,
         last=span.last,
         ends=None if not a.mtp else span.layers > 0 and span.start + span.layers == a.layers,
-        selective=setup.recompute == "selective",
+        selective=setup.recompute == "selective" and "core_attn" in modules,
+        recomputed=tuple(module for module in modules if module != "core_attn"),
         loss=setup.cross_entropy or "vocab-parallel",
         fuses_accumulation=setup.gradient_accumulation_fusion is not False,
         mask_in_batch=setup.attention_mask_in_dataloader is not False,
