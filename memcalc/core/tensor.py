@@ -217,7 +217,7 @@ class Memory:
         self.pads_queries = False
         """True after a kernel that pads queries has run: sizes depend on the remainder of the sequence length."""
         self.gradient_hooks: dict[Node, list[Callable[[], None]]] = {}
-        """What runs when the gradient of a node's output is there, before the node does (Tensor.register_hook)."""
+        """The functions that run when the gradient of a node's output is there, before the node does (Tensor.register_hook)."""
         self.only: AbstractSet[Node] | None = None
         """The nodes that run when backward runs a part of the graph; None: all nodes."""
 
