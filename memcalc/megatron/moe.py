@@ -48,7 +48,7 @@ class MoELayer:
     gated: bool = True
     """True if experts have SwiGLU, whose kernel also weights their outputs; False for GELU, without a kernel for both."""
     recomputed: frozenset[str] = frozenset()
-    """What is recomputed: `moe_act`, the activation of the experts, `shared_experts`, or the whole layer (`moe`)."""
+    """The parts that are recomputed: `moe_act`, the activation of the experts, `shared_experts`, or the whole layer (`moe`)."""
 
     @cached_property
     def count(self) -> Dim:
