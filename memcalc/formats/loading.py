@@ -24,8 +24,8 @@ _DIGITS: Final = 4300
 """The most digits of a number, Python's own limit for decimal ones."""
 
 _PROGRAMS: Final = {
-    "--torchtitan": "torchtitan's configurations in Python, which it has since v0.2.2, are not read; allowed: a TOML up to v0.2.2, "
-    "or options in its place, such as --model llama-3-8b --engine fsdp2 --gpus 8"
+    "--torchtitan": "torchtitan's configurations in Python, which it has since v0.2.2, are not read; allowed: a TOML up to "
+    "v0.2.2, or options in its place, such as --model llama-3-8b --engine fsdp2 --gpus 8"
 }
 """Why a tool's file in Python is refused."""
 _DOTS: Final = re.compile(r"""[\w"'-][ \t]*\.[ \t]*(?=[\w"'-])""")
