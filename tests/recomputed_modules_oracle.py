@@ -86,6 +86,15 @@ def _with_norm(linear: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 def recomputing_step(a: Architecture, modules: tuple[str, ...], *, batch: int, seq: int) -> Ran:
     """A stage without embedding and head whose layers have latent attention."""
+    with latent_model(a, modules, {}, batch=batch, seq=seq) as (mode, model, ids, mask), mode:
+        return _second_step(mode, model, ids, mask, (seq, batch, a.hidden))
+
+
+@contextlib.contextmanager
+def latent_model(
+    a: Architecture, modules: tuple[str, ...], more: dict[str, Any], *, batch: int, seq: int, fake: bool = True
+) -> Iterator[tuple[Mode, Any, torch.Tensor, torch.Tensor]]:
+    """Layers without embedding and head. `more` is of the configuration; without `fake` they are of CPU tensors."""
     import megatron.core.transformer.multi_latent_attention as latents
     import megatron.core.transformer.transformer_block as block
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -116,9 +125,9 @@ def recomputing_step(a: Architecture, modules: tuple[str, ...], *, batch: int, s
             normalization="RMSNorm", add_bias_linear=False, qk_layernorm=a.latent.normed, hidden_dropout=a.hidden_dropout,
             attention_dropout=0.0, use_cpu_initialization=True, perform_initialization=False, bias_activation_fusion=True,
             masked_softmax_fusion=False, bias_dropout_fusion=True, gradient_accumulation_fusion=False,
-            recompute_granularity="selective" if modules else None, recompute_modules=list(modules) or None,
+            recompute_granularity="selective" if modules else None, recompute_modules=list(modules) or None, **more,
         )  # fmt: skip
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext():
             torch.set_default_dtype(torch.bfloat16)
             model = GPTModel(
                 config, spec, 128, seq, parallel_output=True, pre_process=False, post_process=False,
@@ -131,8 +140,7 @@ def recomputing_step(a: Architecture, modules: tuple[str, ...], *, batch: int, s
                 parameter.register_post_accumulate_grad_hook(_without_gradient)
             for tensor in [*model.parameters(), *model.buffers(), ids, mask]:
                 mode.register(tensor)
-            with mode:
-                return _second_step(mode, model, ids, mask, (seq, batch, a.hidden))
+            yield mode, model, ids, mask
 
 
 def recomputing_moe_layer(

@@ -45,6 +45,7 @@ class CheckpointWithoutOutput:
         if recording:
             made = _several(outputs)
             self.made = Node(memory, _without_output_backward, args, args, self, len(made))
+            self.made.gathered = [_alias(arg) for arg in args if arg.node is not None]
             for i, output in enumerate(made):
                 output.node, output.output = self.made, i
             self.storages = [output.storage for output in made]
@@ -125,6 +126,12 @@ def _again(node: Node, function: Callable[..., Any]) -> tuple[list[Tensor], tupl
     memory.grad_enabled = memory.recomputing = False
     memory.scope = scope
     return inputs, outputs
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same storage. The gradient accumulator of a detached input refers to the input, and what is saved
+    refers to the accumulator (torch/csrc/autograd/saved_variable.cpp), even if a hook has packed the input."""
+    return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
 
 
 def _detached(memory: Memory, saved: Tensor, wants: Node | None) -> Tensor:

@@ -277,8 +277,14 @@ class Storage:
 
     def release(self) -> None:
         """Free the block while tensors still refer to the storage (`untyped_storage().resize_(0)`)."""
-        self.memory.log.append(~self.index)
-        self.index = _NO_BLOCK
+        if not self.is_released:
+            self.memory.log.append(~self.index)
+            self.index = _NO_BLOCK
+
+    @property
+    def is_released(self) -> bool:
+        """Tell whether the storage has no block."""
+        return self.index == _NO_BLOCK
 
     def restore(self, shape: Shape, dtype: DType, name: str) -> None:
         """Give a released storage a block again."""

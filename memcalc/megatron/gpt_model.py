@@ -39,6 +39,7 @@ from memcalc.megatron.layers import (
 from memcalc.megatron.layout import Layout, padded_vocab, part
 from memcalc.megatron.losses import losses
 from memcalc.megatron.moe import MoELayer
+from memcalc.megatron.offloading import OF_EXPERTS, Chunk, groups_of, projected
 from memcalc.megatron.scatter import scattered
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class GPTModel(Program):
         self.ffn = part("ffn", a.ffn, tp)
         self.predicted_part = part("hidden", a.hidden, tp) if a.mtp else self.hidden
         self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
-        self.polynomial = layout.expert_imbalance == 1
+        self.polynomial = layout.expert_imbalance == 1 and not layout.offloaded  # whose sizes decide what is moved
+        self.layers_add_up = bool(layout.offloaded)  # a layer brings back what the one before it has saved
         if a.experts is not None:
             ranks = layout.expert_parallel, layout.expert_tensor_parallel
             fused = layout.fuses_accumulation
@@ -187,13 +189,14 @@ class GPTModel(Program):
         tp = self.layout.group(run.seq)
         mask = self.attention_mask(run, tp)
         labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
+        groups = self.groups(run)
         hidden_states = (
             self.embed(root / "embedding", tp, labels, labels) if self.layout.first else self.received(run, tp)
         )
         angles = self.rotary(run, tp)
         hidden_states = self.decoder(root / "decoder", tp, hidden_states, angles, mask)
         if not self.layout.last:
-            return hidden_states
+            return hidden_states if groups is None else groups.ends(hidden_states)
         last_hidden_states = hidden_states
         if self.a.mtp:
             joined = multi_token.predicted(self, run, tp, labels, hidden_states, angles, mask)
@@ -201,6 +204,20 @@ class GPTModel(Program):
             del joined
         logits = self.output(run, tp, last_hidden_states)
         return kernels.mean_loss(run, losses(self.layout.loss, run, tp, logits, labels))
+
+    def groups(self, run: Run) -> Chunk | None:
+        """Begin the groups of what is moved to the host; None if nothing is."""
+        layout = self.layout
+        if not layout.offloaded:
+            return None
+        of_mtp = self.a.mtp if layout.last else 0
+        routed = sum(map(self.is_routed, range(self.layers))) + (of_mtp if self.a.predicts_by_experts else 0)
+        counts = {name: routed if name in OF_EXPERTS else self.layers + of_mtp for name in layout.offloaded}
+        counts = {name: n for name, n in counts.items() if name != "attn_norm" or self.latent is not None}
+        weights = {weight.storage for weight in run.weights.values()}
+        chunk = Chunk(run.memory, weights, counts, follows=layout.last, least=layout.least_offloaded)
+        run.memory.offloading = chunk
+        return chunk
 
     def output(self, run: Run, tp: TensorParallel, hidden_states: Tensor) -> Tensor:
         """Run the output layer."""
@@ -275,10 +292,14 @@ class GPTModel(Program):
         self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None
     ) -> Tensor:
         residual, recomputed, routed = hidden_states, self.layout.recomputed, self.has_experts(m)
+        groups = groups_of(m.memory)
+        if self.latent is not None:  # other input norms are parts of a linear layer
+            hidden_states = groups.start("attn_norm", hidden_states)
         own_norms = "layernorm" in recomputed  # those that no linear layer has taken in
         of_input = partial(self.norm, m / "input_layernorm")
         input_layernorm = kept_or_recomputed(of_input, recomputes=own_norms and self.latent is not None)
         input_layernorm_output = input_layernorm.checkpoint(hidden_states)
+        groups.stop()
         attention = m / "self_attention"
         if self.latent is None:
             attention_output = self.self_attention(attention, input_layernorm_output, tp, angles, mask)
@@ -288,19 +309,27 @@ class GPTModel(Program):
             attention_output = self.latent.forward(attention, input_layernorm_output, tp, core, again)
         input_layernorm.discard_output_and_register_recompute(attention_output)
         hidden_states = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
+        if self.latent is not None:
+            groups.commit("attn_norm", residual)
         residual = hidden_states
         if not routed and "mlp" in recomputed:
             mlp_output = reentrant_checkpoint(partial(self.normed_mlp, m, tp), hidden_states)
             return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
         of_mlp = partial(self.norm, m / "pre_mlp_layernorm")
         pre_mlp_layernorm = kept_or_recomputed(of_mlp, recomputes=own_norms and routed)
+        if routed:
+            hidden_states = groups.start("mlp_norm", hidden_states)
         pre_mlp_layernorm_output = pre_mlp_layernorm.checkpoint(hidden_states)
+        groups.stop()
         if routed:
             mlp_output = self.moe.forward(m / "mlp", pre_mlp_layernorm_output, partial(self.shared_mlp, tp))
         else:
             mlp_output = self.mlp(m / "mlp", pre_mlp_layernorm_output, tp, self.ffn)
         pre_mlp_layernorm.discard_output_and_register_recompute(mlp_output)
-        return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+        hidden_states = self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+        if routed:
+            groups.commit("mlp_norm", residual)
+        return hidden_states
 
     def normed_mlp(self, m: Module, tp: TensorParallel, hidden_states: Tensor) -> Tensor:
         """Run a dense MLP with the norm before it, which its first linear layer has taken in."""
@@ -342,10 +371,14 @@ class GPTModel(Program):
         if m.run.attention != "eager":
             query, key, value = apart(query, key, value, joined=mixed_qkv)
         del mixed_qkv
+        groups = groups_of(m.memory)
+        query = groups.start("core_attn", query)
         core_attn_out = self.core_attention(m, query, key, value, mask)
+        groups.stop()
+        groups.commit("core_attn", query, key, value)
         core_attn_out = view(core_attn_out, batch, seq, self.q)
         del query, key, value
-        return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
+        return projected(m / "linear_proj", tp, core_attn_out)
 
     def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Run core attention. No fused kernel reads the mask, but a checkpoint keeps it

@@ -21,7 +21,8 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.kernels import megatron as kernels
 from memcalc.kernels.liger import packed
-from memcalc.megatron.layers import TensorParallel, column_parallel, row_parallel
+from memcalc.megatron.layers import TensorParallel, column_parallel
+from memcalc.megatron.offloading import groups_of, projected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,20 +102,27 @@ class LatentAttention:
         recomputes: bool = False,
     ) -> Tensor:
         """Run the layer. `recomputes`: what the latents are projected to is recomputed (mla_up_proj)."""
+        groups = groups_of(m.memory)
+        given = groups.start("qkv_linear", hidden_states)
         whole = TensorParallel(1, False, tp.shard, tp.shard)  # every rank has these weights
-        q_compressed = hidden_states
+        q_compressed = given
         if self.latent.q_rank is not None:
-            q_compressed = self.projected(m / "linear_q_down_proj", whole, hidden_states)
-        kv_combined = self.projected(m / "linear_kv_down_proj", whole, hidden_states)
+            q_compressed = self.projected(m / "linear_q_down_proj", whole, given)
+        kv_combined = self.projected(m / "linear_kv_down_proj", whole, given)
         kv_compressed, k_pos_emb = split(kv_combined, self.kv_rank, self.rope)
         if tp.sequence_parallel:
             k_pos_emb = _gathered(m, tp, k_pos_emb)
         up_projection = kept_or_recomputed(partial(self.up_projected, m, tp), recomputes=recomputes)
         query, key, value = up_projection.checkpoint(q_compressed, kv_compressed, k_pos_emb)
+        groups.stop()
+        groups.commit("qkv_linear", hidden_states)
+        query = groups.start("core_attn", query)
         core_attn_out = core_attention(m, *(transpose(t, 1, 2) for t in (query, key, value)))
+        groups.stop()
+        groups.commit("core_attn", query, key, value)
         up_projection.discard_output_and_register_recompute(core_attn_out)
         core_attn_out = view(core_attn_out, hidden_states.shape[0], tp.whole, merge(self.heads, self.v))
-        return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
+        return projected(m / "linear_proj", tp, core_attn_out)
 
     def projected(self, m: Module, tp: TensorParallel, x: Tensor) -> Tensor:
         return column_parallel(m, tp, x, m.weight())

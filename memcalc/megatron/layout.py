@@ -14,6 +14,10 @@ MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_ac
 """The modules that selective recomputation can run again (core/transformer/transformer_config.py, recompute_modules)."""
 
 
+OFFLOADED: Final = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
+"""The modules whose saved tensors can be moved to the host (offload_modules)."""
+
+
 class Layout(NamedTuple):
     """The part of the model that one rank has."""
 
@@ -41,6 +45,10 @@ class Layout(NamedTuple):
     """True if core attention is recomputed."""
     recomputed: tuple[str, ...] = ()
     """The other modules that are recomputed, by their names in `--recompute-modules`."""
+    offloaded: tuple[str, ...] = ()
+    """The modules whose saved tensors are moved to the host, by their names in `--offload-modules`."""
+    least_offloaded: int = 1024 * 1024
+    """The least elements of a tensor that is moved (min_offloaded_tensor_size)."""
     loss: str = "vocab-parallel"
     """The loss, by the name of its option `--cross-entropy`."""
     fuses_accumulation: bool = True

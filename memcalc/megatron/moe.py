@@ -24,6 +24,7 @@ from memcalc.core.ops.work import works, works_backward
 from memcalc.core.reentrant import kept_or_recomputed, reentrant_checkpoint
 from memcalc.core.tensor import Sent, Tensor, new_tensor
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.megatron.offloading import groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,11 +217,20 @@ class MoELayer:
     @module
     def grouped_mlp(self, m: Module, x: Tensor, probs: Tensor) -> Tensor:
         fused = self.fuses_accumulation
-        fc1_output = _grouped_linear(x, (m / "linear_fc1").weight(), fused)
+        groups = groups_of(m.memory)
+        given = groups.start("expert_fc1", x)
+        fc1_output = _grouped_linear(given, (m / "linear_fc1").weight(), fused)
+        del given
+        groups.stop()
+        groups.commit("expert_fc1", x)
         bias_act = kept_or_recomputed(self.weighted, recomputes="moe_act" in self.recomputed)
-        bias_act_output = bias_act.checkpoint(fc1_output, probs)
+        given = groups.start("moe_act", fc1_output)
+        bias_act_output = bias_act.checkpoint(given, probs)
+        del given
+        groups.stop()
         output = _grouped_linear(bias_act_output, (m / "linear_fc2").weight(), fused)
         bias_act.discard_output_and_register_recompute(output)
+        groups.commit("moe_act", fc1_output)
         return output
 
     def weighted(self, fc1_output: Tensor, probs: Tensor) -> Tensor:
