@@ -215,6 +215,15 @@ RecomputeModules = Annotated[
         "--recompute-modules",
     ),
 ]
+OffloadModules = Annotated[
+    str | None,
+    option(
+        "Megatron: the modules whose saved tensors are moved to the host, with commas: attn_norm, qkv_linear, core_attn, "
+        "attn_proj, mlp_norm, expert_fc1, moe_act. (default: none)",
+        KNOBS,
+        "--offload-modules",
+    ),
+]
 CommHook = Annotated[
     str | None,
     option(

@@ -18,7 +18,7 @@ from memcalc.formats.megatron_notes import STATES, check_modelled, is_precision_
 from memcalc.formats.megatron_section import Arguments
 from memcalc.formats.megatron_stages import layers_of, stages_of
 from memcalc.formats.megatron_unread import unknown, unread
-from memcalc.megatron.layout import MODULES
+from memcalc.megatron.layout import LEAST, MODULES, OF_EXPERTS, OFFLOADED
 
 __all__ = ["arguments_of", "read"]
 
@@ -63,6 +63,7 @@ def read(file: str, arguments: Mapping[str, Any], *, with_model: bool = True) ->
         **_sharded(a, notes),
         **_precision(a),
         **_recomputed(a, notes),
+        **_offloaded(a, notes),
         **_kernels(a),
     }
     model, of_model = model_of(a) if with_model else (None, ())
@@ -339,6 +340,32 @@ def _selective(a: Arguments, key: str, notes: list[str]) -> dict[str, Value]:
     if there != ["core_attn"]:
         out["recompute_modules"] = a.value("--recompute-modules", ",".join(there))
     return out
+
+
+def _offloaded(a: Arguments, notes: list[str]) -> dict[str, Value]:
+    """Return the modules whose saved tensors are moved to the host. Those that the model does not have change nothing."""
+    switch, key = "--fine-grained-activation-offloading", "--offload-modules"
+    if not a.on(switch):
+        return {}
+    modules = a.names(key)
+    for module in modules:
+        if module not in OFFLOADED:
+            a.refuse(key, f"allowed: {', '.join(OFFLOADED)}")
+    if not modules:
+        a.reject(switch, f"Megatron needs --offload-modules with it; allowed: {', '.join(OFFLOADED)}")
+    latent, routed = a.on("--multi-latent-attention"), a.given("--num-experts", ("0",))
+    if "qkv_linear" in modules and not latent:
+        notes.append(f"{key} qkv_linear: what the projection and its norm save is counted on the GPU")
+    there = [
+        module
+        for module in OFFLOADED
+        if module in modules
+        and (latent or module not in ("attn_norm", "qkv_linear"))
+        and (routed or module not in OF_EXPERTS)
+    ]
+    if a.given("--min-offloaded-tensor-size", (str(LEAST),)):
+        a.reject("--min-offloaded-tensor-size", f"another size is not modelled; allowed: {LEAST}, the default")
+    return {"offload_modules": a.value(key, ",".join(there))} if there else {}
 
 
 def _has(a: Arguments, module: str) -> bool:

@@ -48,6 +48,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "nvme_optimizer_buffer_count", "nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu", "nvme_threads",
         "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
         "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook", "autotp", "recompute_modules",
+        "offload_modules",
     ),
     "offload_optimizer": ("nvme_optimizer_buffer_count",),
     "offload_params": ("nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu"),

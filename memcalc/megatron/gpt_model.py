@@ -36,10 +36,10 @@ from memcalc.megatron.layers import (
     row_parallel,
     vocab_parallel_embedding,
 )
-from memcalc.megatron.layout import Layout, padded_vocab, part
+from memcalc.megatron.layout import OF_EXPERTS, Layout, padded_vocab, part
 from memcalc.megatron.losses import losses
 from memcalc.megatron.moe import MoELayer
-from memcalc.megatron.offloading import OF_EXPERTS, Chunk, groups_of, projected
+from memcalc.megatron.offloading import Chunk, groups_of, projected
 from memcalc.megatron.scatter import scattered
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ class GPTModel(Program):
         self.predicted_part = part("hidden", a.hidden, tp) if a.mtp else self.hidden
         self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
         self.polynomial = layout.expert_imbalance == 1 and not layout.offloaded  # whose sizes decide what is moved
-        self.layers_add_up = bool(layout.offloaded)  # a layer brings back what the one before it has saved
         if a.experts is not None:
             ranks = layout.expert_parallel, layout.expert_tensor_parallel
             fused = layout.fuses_accumulation

@@ -18,6 +18,12 @@ OFFLOADED: Final = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_no
 """The modules whose saved tensors can be moved to the host (offload_modules)."""
 
 
+OF_EXPERTS: Final = ("mlp_norm", "expert_fc1", "moe_act")
+"""Those of layers with experts alone."""
+LEAST: Final = 1024 * 1024
+"""The least elements of a tensor that is moved (min_offloaded_tensor_size)."""
+
+
 class Layout(NamedTuple):
     """The part of the model that one rank has."""
 
@@ -47,8 +53,7 @@ class Layout(NamedTuple):
     """The other modules that are recomputed, by their names in `--recompute-modules`."""
     offloaded: tuple[str, ...] = ()
     """The modules whose saved tensors are moved to the host, by their names in `--offload-modules`."""
-    least_offloaded: int = 1024 * 1024
-    """The least elements of a tensor that is moved (min_offloaded_tensor_size)."""
+    least_offloaded: int = LEAST
     loss: str = "vocab-parallel"
     """The loss, by the name of its option `--cross-entropy`."""
     fuses_accumulation: bool = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.autograd import Node, runs_graph
 from memcalc.core.dims import numel
+from memcalc.core.offloading import Copied
 from memcalc.core.tensor import Tensor, is_contiguous, new_tensor
 from memcalc.megatron.layers import row_parallel
 
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import Module
     from memcalc.megatron.layers import TensorParallel
 
-LEAST: Final = 1024 * 1024
-"""The least elements of a tensor that is moved (min_offloaded_tensor_size)."""
-
-
-OF_EXPERTS: Final = ("mlp_norm", "expert_fc1", "moe_act")
-"""The modules of layers with experts alone."""
-
 
 class OnHost(NamedTuple):
     """A tensor of a group on the host."""
@@ -43,7 +37,7 @@ class OnHost(NamedTuple):
 
 
 class _Group:
-    """What one module has saved, by the order in which it was saved."""
+    """The tensors that one module has saved, in their order."""
 
     __slots__ = ("name", "tensors")
 
@@ -83,7 +77,7 @@ class Chunk:
         """The groups that are on the GPU when backward begins."""
         self.pending: list[_Group] = []
         self.to_reload: list[_Group] = []
-        self.moved: list[OnHost] = []
+        self.moved: list[Copied] = []
 
     def start(self, name: str, tensor: Tensor) -> Tensor:
         """Begin a group. Returns the module's input; the backward of that brings a group back."""
@@ -114,8 +108,8 @@ class Chunk:
     def after(self) -> None:
         """Do nothing."""
 
-    def close(self) -> list[OnHost]:
-        """Return what has been moved."""
+    def close(self) -> list[Copied]:
+        """Return what has been copied, in order."""
         return self.moved
 
     def commit(self, name: str, *released: Tensor) -> None:
@@ -142,9 +136,8 @@ class Chunk:
         name = "activation" if tensor.storage.is_released else self.memory.rows[tensor.storage.index].label
         if not is_contiguous(tensor):
             _contiguous = new_tensor(self.memory, tensor.shape, tensor.dtype, "contiguous copy to be moved")
-        moved = OnHost(name, tensor.shape, tensor.dtype)
-        self.moved.append(moved)
-        return moved
+        self.moved.append(Copied(name, tensor.shape, tensor.dtype, self.memory.layer, back=False))
+        return OnHost(name, tensor.shape, tensor.dtype)
 
     def ends(self, output: Tensor) -> Tensor:
         """Return the chunk's output. Where other chunks run before its backward, that begins with groups brought back."""
@@ -162,6 +155,7 @@ class Chunk:
                     group.tensors[tag] = self.brought_back(tensor)
 
     def brought_back(self, moved: OnHost) -> Tensor:
+        self.moved.append(Copied(moved.name, moved.shape, moved.dtype, self.memory.layer, back=True))
         return new_tensor(self.memory, moved.shape, moved.dtype, f"{moved.name}, brought back")
 
 

@@ -95,7 +95,8 @@ def _compressed(s: Setup) -> list[str]:
 
 def _offloaded(s: Setup) -> list[str]:
     """Return what is on the host or on NVMe."""
-    kept = {"optimizer": s.offload_optimizer, "parameters": s.offload_params, "activations": s.offload_activations}
+    activations = "cpu" if s.offload_modules is not None else s.offload_activations
+    kept = {"optimizer": s.offload_optimizer, "parameters": s.offload_params, "activations": activations}
     return [f"{what} on {'NVMe' if where == 'nvme' else 'the host'}" for what, where in kept.items() if where != "none"]
 
 

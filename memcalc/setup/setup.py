@@ -188,6 +188,8 @@ class Setup(NamedTuple):
     each at once."""
     recompute_modules: str | None = None
     """The modules that Megatron's selective recomputation runs again, with commas; None: core attention."""
+    offload_modules: str | None = None
+    """The modules whose saved tensors Megatron moves to the host, with commas; None: they stay."""
 
     @property
     def micro_batches(self) -> int:

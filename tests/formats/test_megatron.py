@@ -78,6 +78,12 @@ def notes_of(text: str) -> tuple[str, ...]:
             "--recompute-granularity selective --recompute-modules [core_attn,mlp]",
             {"recompute": "selective", "recompute_modules": "core_attn,mlp"},
         ),
+        ("--fine-grained-activation-offloading --offload-modules moe_act attn_norm", {}),
+        ("--offload-modules core_attn", {}),
+        (
+            "--fine-grained-activation-offloading --offload-modules [attn_proj,core_attn] --min-offloaded-tensor-size 1048576",
+            {"offload_modules": "core_attn,attn_proj"},
+        ),
         (
             "--recompute-granularity selective --recompute-modules moe_act layernorm mlp",
             {"recompute": "selective", "recompute_modules": "mlp"},
@@ -223,7 +229,10 @@ def test_the_file_of_deepspeed() -> None:
         ("--tp-comm-overlap", "--tp-comm-overlap: "),
         ("--overlap-grad-reduce", "timed as exposed"),
         ("--cuda-graph-impl local", "--cuda-graph-impl local: the memory of CUDA graphs is not counted"),
-        ("--fine-grained-activation-offloading", "activations are counted on the GPU"),
+        (
+            "--fine-grained-activation-offloading --offload-modules core_attn qkv_linear",
+            "--offload-modules qkv_linear: what the projection and its norm save is counted on the GPU",
+        ),
         ("--cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 2: "),
         ("--fp32-residual-connection", "16 bits"),
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --fp8-format hybrid", "--exp-avg-dtype bf16: "),
@@ -280,6 +289,12 @@ def test_what_changes_nothing_has_no_note(more: str) -> None:
         ("--transformer-impl inference_optimized", "--transformer-impl"),
         ("--recompute-granularity full", "--recompute-granularity full: Megatron needs --recompute-method"),
         ("--recompute-granularity selective --recompute-modules attention", "--recompute-modules"),
+        ("--fine-grained-activation-offloading", "Megatron needs --offload-modules with it"),
+        ("--fine-grained-activation-offloading --offload-modules mlp", "--offload-modules"),
+        (
+            "--fine-grained-activation-offloading --offload-modules core_attn --min-offloaded-tensor-size 10",
+            "--min-offloaded-tensor-size",
+        ),
         ("--checkpoint-activations", "--checkpoint-activations: is no longer valid"),
         ("--batch-size 4", "--batch-size 4: is no longer valid"),
         ("--freeze-all-layers", "--freeze-all-layers"),

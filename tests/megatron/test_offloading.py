@@ -9,6 +9,7 @@ from fine_grained_oracle import offloading_step
 from gpt_on_paper import ran_on_paper
 from megatron_layers_oracle import Ran
 
+import memcalc
 from memcalc.families.base.architecture import Architecture, Latent
 from memcalc.megatron import gpt_model
 from memcalc.megatron.layout import Layout
@@ -66,3 +67,63 @@ def test_a_chunk_after_others(offloaded: tuple[str, ...], recomputed: tuple[str,
     ours = on_paper(offloaded, recomputed)
     assert (ours.saved, ours.backward) == (real.saved, real.backward)
     assert 0 <= ours.forward - real.forward <= BATCH * SEQ * MLA.hidden * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "setup", "said"),
+    [
+        ("llama-7b", {"engine": "ddp"}, "--offload-modules core_attn: needs --engine megatron"),
+        (
+            "llama-7b",
+            {"offload_modules": "attn_proj"},
+            "--offload-modules attn_proj: the input of attn_proj is the output of",
+        ),
+        ("llama-7b", {"offload_modules": "attn"}, "--offload-modules attn: allowed: names with commas, of attn_norm, "),
+        ("llama-7b", {"offload_modules": "moe_act"}, "--offload-modules moe_act: this llama has no experts"),
+        (
+            "llama-7b",
+            {"offload_modules": "qkv_linear"},
+            "--offload-modules qkv_linear: this llama has no latent attention",
+        ),
+        ("llama-7b", {"recompute": "full"}, "--recompute full: with --offload-modules core_attn is not modelled"),
+        (
+            "llama-7b",
+            {"recompute": "selective"},
+            "--offload-modules core_attn: with core_attn recomputed is not modelled",
+        ),
+        (
+            "deepseek-v3",
+            {
+                "offload_modules": "qkv_linear",
+                "recompute": "selective",
+                "recompute_modules": "mla_up_proj",
+                "ep": 8,
+                "zero": 1,
+            },
+            "--offload-modules qkv_linear: Megatron-Core fails",
+        ),
+    ],
+)
+def test_refused(model: str, setup: dict[str, Any], said: str) -> None:
+    given = {"model": model, "gpus": 8, "engine": "megatron", "offload_modules": "core_attn", **setup}
+    with pytest.raises(memcalc.InputError) as error:
+        memcalc.estimate(**given)
+    assert str(error.value).startswith(said)
+
+
+def test_the_hosts_bytes_and_copies_are_those_of_what_is_moved() -> None:
+    """Queries, keys, values and the output of fused attention, of all layers but the last; of a stage's micro-batches in
+    flight, of all layers. The output stays on the GPU, as the projection after attention has saved it too."""
+    given = {"gpus": 2, "engine": "megatron", "offload_modules": "core_attn", "seq_len": 2048, "gpu": "h100-80gb"}
+    each = 4 * 2048 * 4096 * 2
+    one = memcalc.estimate("llama-7b", **given)
+    assert sum(item.nbytes for item in one.host if "rounded up" not in item.name) == 2 * 31 * each
+    without = memcalc.estimate("llama-7b", **given | {"offload_modules": None})
+    assert (
+        one.to_dict()["memory"]["saved_activations"]
+        == without.to_dict()["memory"]["saved_activations"] - 31 * each * 3 // 4
+    )
+    moved = [item for item in one.to_dict()["time"]["items"] if "host" in item["name"]]
+    assert [item["name"] for item in moved] == ["activations to the host", "activations back from the host"]
+    first = memcalc.estimate("llama-7b", **given | {"pp": 2, "global_batch_size": 8}, pp_rank=0)
+    assert sum(item.nbytes for item in first.host if "rounded up" not in item.name) == 2 * 2 * 16 * each

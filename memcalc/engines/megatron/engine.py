@@ -129,6 +129,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         last=span.last,
         ends=None if not a.mtp else span.layers > 0 and span.start + span.layers == a.layers,
         selective=setup.recompute == "selective" and "core_attn" in modules,
+        offloaded=() if setup.offload_modules is None else tuple(setup.offload_modules.split(",")),
         recomputed=tuple(module for module in modules if module != "core_attn"),
         loss=setup.cross_entropy or "vocab-parallel",
         fuses_accumulation=setup.gradient_accumulation_fusion is not False,
