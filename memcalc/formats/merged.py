@@ -98,7 +98,7 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     said, loss = with_loss_of_engine(model, given, said)
     said, additions = without_unmodelled_additions(model, given, said)
     found, origins = with_batches(given, said)
-    of_gpus = _of_gpus(files, given)
+    of_gpus = _of_gpus(files, given) + _without_gpus(files, found, given)
     every = _of_what_counts((note for one in files for note in one.found.notes), _said(files, given), said)
     notes = tuple(
         dict.fromkeys([*every, *of_fsdp1, *of_optimizer, *stand_ins, *left_out, *of_model, *loss, *additions, *of_gpus])
@@ -120,6 +120,14 @@ def _of_gpus(files: list[Read], given: Mapping[str, Any]) -> list[str]:
     if says is None or given.get("gpus") in (None, says.value):
         return []
     return [f"{says.where}: the degrees make {says.value} GPUs; --gpus {one_line(given['gpus'])} replaces them"]
+
+
+def _without_gpus(files: list[Read], found: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return a note on Megatron's distributed optimizer if nothing says how many GPUs share its states."""
+    shards = next((one.found.options.get("zero") for one in files if one.option == "megatron_args"), None)
+    if shards is None or not shards.value or given.get("zero") == 0 or {"gpus", "dp"} & (found.keys() | given.keys()):
+        return []
+    return [f"{shards.where}: the launcher says how many GPUs share the states; without --gpus one has them all"]
 
 
 def _of_deepspeed_file(files: list[Read]) -> Mapping[str, Value]:
