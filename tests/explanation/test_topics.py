@@ -32,6 +32,7 @@ NAMES = [
     "fsdp1",
     "activations",
     "recompute",
+    "activation-offload",
     "tensor-parallel",
     "tensor-parallel-dims",
     "sequence-parallel",
