@@ -144,8 +144,8 @@ Of {runs} peaks the median error is {median:.2f} %, and {close} are within 1 %. 
 """
 
 OF_EXPERTS = """
-Which tokens an expert gets is not the same in two runs: records of one case with experts differ by up to 6 %. Errors above
-5 % have other reasons:
+Which tokens an expert gets is not the same in two runs: records of one case with experts differ by up to 6 %. The largest
+errors have other reasons:
 """
 
 

@@ -54,9 +54,13 @@ class Compared(NamedTuple):
 def trainer_runs() -> tuple[Compared, ...]:
     """Every published run of the Trainer with its estimate."""
     cases = json.loads(TRAINER.read_text(encoding="utf-8"))
+    models = {of: memcalc.load_model(json.loads(of)) for of in {json.dumps(case["setup"]["model"]) for case in cases}}
     return tuple(
         Compared(
-            case, memcalc.estimate(case["setup"]["model"], **{k: v for k, v in case["setup"].items() if k != "model"})
+            case,
+            memcalc.estimate(
+                models[json.dumps(case["setup"]["model"])], **{k: v for k, v in case["setup"].items() if k != "model"}
+            ),
         )
         for case in cases
     )

@@ -29,7 +29,7 @@ COLUMNS: dict[str, Callable[[Support], bool]] = {
 HEAD = """# Model types
 
 Written by `docs/generate.py` from the families' own records. Every type here has a program, and runs on the data-parallel axis
-with the engines none, ddp, fsdp2 and deepspeed; what single types are refused is on the engines' pages. A dot says that it also
+with the engines none, ddp, fsdp2 and deepspeed; the engines' pages say which types they refuse. A dot says that it also
 runs with
 
 - **tp**, **sp**, **pp**, **cp**, **ep**: `--engine fsdp2` and `--tp`, `--tp --sequence-parallel`, `--pp`, `--cp`, `--ep`;

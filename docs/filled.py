@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shlex
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -33,26 +34,33 @@ OUTPUT = re.compile(r"(<!-- output of: memcalc (.+?) -->\n```text\n).*?(```\n<!-
 VALUE = re.compile(r"<!-- ([a-z ]+) -->(.*?)<!-- /\1 -->", re.DOTALL)
 
 
+VALUES: dict[str, Callable[[], str]] = {
+    "models": lambda: str(len(model_names())),
+    "families": lambda: str(len(FAMILIES)),
+    "gpus": lambda: str(len(all_gpus())),
+    "transformers": lambda: ESTIMATED["transformers"],
+    "torch": lambda: ESTIMATED["torch"],
+    "megatron types": lambda: str(sum(FAMILIES[name].support.architecture is not None for name in FAMILIES)),
+    "ulysses types": lambda: str(sum(FAMILIES[name].support.ulysses for name in FAMILIES)),
+    "log": lambda: f"{run_of_readme()['log']:,}",
+    "events": lambda: f"{run_of_readme()['events']:,}",
+    "deep log": lambda: f"{run_of_readme()['deep log']:,}",
+    "moments": lambda: f"{run_of_readme()['moments']:,}",
+    "time of the readme": lambda: f"\n```text\n{time_of_readme()}\n```\n",
+    "topics": lambda: f"\n{topics()}\n",
+    "quiz session": lambda: f"\n{quiz_session()}\n",
+    "evidence": lambda: f"\n{evidence.table()}\n",
+    "evidence zh": lambda: f"\n{evidence.table(evidence.CHINESE)}\n",
+}
+"""The values that a page can name. Some take seconds."""
+
+
 @cache
-def values() -> dict[str, str]:
-    """The values that a page can name."""
-    return {
-        "models": str(len(model_names())),
-        "families": str(len(FAMILIES)),
-        "gpus": str(len(all_gpus())),
-        "transformers": ESTIMATED["transformers"],
-        "torch": ESTIMATED["torch"],
-        "megatron types": str(sum(FAMILIES[name].support.architecture is not None for name in FAMILIES)),
-        "ulysses types": str(sum(FAMILIES[name].support.ulysses for name in FAMILIES)),
-        **{name: f"{count:,}" for name, count in run_of_readme().items()},
-        "time of the readme": f"\n```text\n{time_of_readme()}\n```\n",
-        "topics": f"\n{topics()}\n",
-        "quiz session": f"\n{quiz_session()}\n",
-        "evidence": f"\n{evidence.table()}\n",
-        "evidence zh": f"\n{evidence.table(evidence.CHINESE)}\n",
-    }
+def value(name: str) -> str:
+    return VALUES[name]()
 
 
+@cache
 def run_of_readme() -> dict[str, int]:
     """How long the logs of llama-7b's run under ZeRO-3 are, and how many events and moments they have."""
     (profile,) = memcalc.estimate("llama-7b", gpus=8, zero=3).rank.profiles
@@ -95,7 +103,7 @@ def pages(written: set[Path]) -> list[Path]:
 
 def filled(text: str) -> str:
     """The text of a page with fresh outputs and values; KeyError for a name that is no value."""
-    text = VALUE.sub(lambda match: f"<!-- {match[1]} -->{values()[match[1]]}<!-- /{match[1]} -->", text)
+    text = VALUE.sub(lambda match: f"<!-- {match[1]} -->{value(match[1])}<!-- /{match[1]} -->", text)
     return OUTPUT.sub(lambda match: match[1] + output(match[2]) + match[3], text)
 
 

@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -227,10 +227,11 @@ def version_of(project: Project) -> str:
     return pins[project.package]
 
 
-def files_of(project: Project) -> list[str]:
+@cache
+def files_of(project: Project) -> tuple[str, ...]:
     """The project's files that are cited, by their longest names."""
     names = {cited.path for cited in cited_files() if project_of(cited) is project}
-    return sorted(name for name in names if not any(other.endswith("/" + name) for other in names))
+    return tuple(sorted(name for name in names if not any(other.endswith("/" + name) for other in names)))
 
 
 HEAD = """# Sources
@@ -275,7 +276,7 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _folded(files: list[str]) -> Iterator[str]:
+def _folded(files: Iterable[str]) -> Iterator[str]:
     """A line for each folder: transformers has two files of every model."""
     folders: dict[str, list[str]] = {}
     for name in files:

@@ -25,7 +25,7 @@ COLLECTIVE = {
     "source": "the file or paper that the row follows",
 }
 SECONDS = {
-    "exposed": "communication that the step waits for",
+    "exposed": "communication that nothing hides: the step waits at least this long",
     "forward": "communication that can overlap with forward",
     "backward": "communication that can overlap with backward",
     "total": "the sum of the three",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from records import examples
 
 pytest_plugins = ("record_plugin",)
 
@@ -24,9 +25,13 @@ modules["transformer_engine"] = None
 # wait in a loop. Two of them a worker take four times as long on a machine with two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A busy machine is no failure of a test.
-settings.register_profile("on any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("on any machine")
+
+def pytest_configure() -> None:
+    """A busy machine is no failure of a test; and a default run has fewer examples than Hypothesis' own hundred."""
+    slow: Any = [HealthCheck.too_slow]
+    settings.register_profile("here", deadline=None, suppress_health_check=slow, max_examples=examples(100))
+    settings.load_profile("here")
+
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 
@@ -36,11 +41,24 @@ with contextlib.suppress(AttributeError, OSError):
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
 
 
+# No report is in a cycle, and of objects that stay each collection scans all that are new: with Python's own thresholds that is
+# a fifth of a run's time.
+gc.set_threshold(100_000, 20, 100)
+
+_TESTS_BETWEEN, _MODULES_BETWEEN = 50, 200
+_counted = {"tests": 0, "modules": 0}
+
+
 @pytest.fixture(autouse=True)
 def little_garbage() -> None:
-    """Oracles collect garbage several times a run; without this most of it would go into walking what torch has imported."""
-    gc.collect()
-    gc.freeze()
+    """Oracles collect garbage several times a run; without this most of it would go into walking what torch has imported.
+    After large imports and every so many tests: it takes milliseconds, and there are 20,000 tests."""
+    large = len(sys.modules) > _counted["modules"] + _MODULES_BETWEEN
+    if large or _counted["tests"] % _TESTS_BETWEEN == 0:
+        gc.collect()
+        gc.freeze()
+        _counted["modules"] = len(sys.modules)
+    _counted["tests"] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from memcalc.errors import InputError
 from memcalc.formats.merged import merged
@@ -15,6 +16,7 @@ from memcalc.inputs.options import check_options
 from memcalc.setup.resolved import resolve
 from memcalc.setup.setup import Setup
 
+T = TypeVar("T")
 LLAMA = load_model(
     {
         "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8,
@@ -96,11 +98,32 @@ _FIRST = ("gpus", "gpus_per_node", "zero", "tp", "pp", "cp", "ep", "precision", 
 """The options that decide whether others are taken, each of which is often there."""
 
 
-def drawn(engine: str, count: int, models: tuple[Model, ...] = MODELS) -> Iterator[tuple[Setup, Model]]:
+class Stream(Generic[T]):
+    """The first ones of an endless sequence, as often as they are asked for, each of which is made once."""
+
+    def __init__(self, endless: Iterator[T]) -> None:
+        self._endless, self._made = endless, list[T]()
+
+    def first(self, count: int) -> list[T]:
+        self._made += islice(self._endless, max(0, count - len(self._made)))
+        return self._made[:count]
+
+
+_STREAMS: dict[tuple[str, tuple[int, ...]], Stream[tuple[Setup, Model]]] = {}
+
+
+def drawn(engine: str, count: int, models: tuple[Model, ...] = MODELS) -> list[tuple[Setup, Model]]:
     """Setups that memcalc takes, always the same ones: options are added one after the other, if they go with those before."""
+    key = engine, tuple(map(id, models))
+    if key not in _STREAMS:
+        _STREAMS[key] = Stream(_drawn(engine, models))
+    return _STREAMS[key].first(count)
+
+
+def _drawn(engine: str, models: tuple[Model, ...]) -> Iterator[tuple[Setup, Model]]:
     chance = random.Random(engine)
     allowed = {**_ANY, **_OF_ENGINE[engine]}
-    for _ in range(count):
+    while True:
         model = chance.choice(models)
         options: dict[str, Any] = {"engine": engine, "gpus": 1}
         if engine != "none":

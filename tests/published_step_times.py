@@ -25,7 +25,7 @@ class PublishedTime(NamedTuple):
 
     def estimate(self) -> memcalc.Report:
         options = dict(self.setup)
-        return memcalc.estimate(options.pop("model"), **options)
+        return memcalc.estimate(_model(json.dumps(options.pop("model"))), **options)
 
     @property
     def predicted(self) -> float:
@@ -41,6 +41,12 @@ class PublishedTime(NamedTuple):
 @cache
 def published_times() -> tuple[PublishedTime, ...]:
     return tuple(PublishedTime(**row) for row in json.loads(FILE.read_text()))
+
+
+@cache
+def _model(of: str) -> memcalc.Model:
+    """Return a model, given as JSON: one for all its rows, so that its runs are shared."""
+    return memcalc.load_model(json.loads(of))
 
 
 @cache

@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from record_files import (
     skip_for,
     write,
 )
-from record_sources import changed_oracles, digest_of, write_digests
+from record_sources import changed_oracles, digest_of, run_by, write_digests
 from records import Mode, Records, key_of
 
-TIMES_THE_SAMPLE = {"live": 1.0, "slow": 10.0}
-"""A marker -> how many times the sample's share of its tests a default run has."""
+TIMES_THE_SAMPLE = {"live": 1.0, "slow": 4.0}
+"""A marker -> how many times the sample's share of its tests a default run has: 1 % and 4 %. A run for drift, whose share is
+that of `--drift`, has all that are `live`, and of those that are `slow` as many times its own share: 40 % with `--drift 10`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         metavar="PERCENT",
         help="run live every call of the oracles whose sources or packages have changed since all their calls ran live, and "
-        "this share of the others, another one every day",
+        "this share of the others, another one every day; of slow tests four times that share",
     )
     group.addoption(
         "--record", action="store_true", help="run every oracle, and write what it returns to tests/records/"
@@ -56,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sample-seed", default=None, help="which calls those are; by default it is the day")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     if option.sample_seed is None:  # workers get the controller's
@@ -93,6 +96,17 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["claims"] = node.config.stash[CLAIMS]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """In a default run all tests of a file run in one process, where what they share is made once. Live, one file can take as
+    long as all others."""
+    if config.stash[OWN].mode is not Mode.SAMPLE or config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Say which calls run live, with `-q` too, for which pytest has no header."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -122,9 +136,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             oracle, key = request.split(" ")
             own.asked.setdefault(oracle, set()).add(key)
         pytest.skip("passed in the last default run, and no oracle would run live")
-    for name, times in TIMES_THE_SAMPLE.items():
-        if own.mode is Mode.SAMPLE and item.get_closest_marker(name) and not own.chosen(item.nodeid, times):
-            pytest.skip(f"{name}, and not in the sample of {own.seed}: pytest --live")
+    for name in _shared(own):
+        if item.get_closest_marker(name) and not own.chosen(item.nodeid, TIMES_THE_SAMPLE[name]):
+            asks = _may_ask(item.path, own.folder) if own.mode is Mode.LIVE else frozenset[str]()
+            if not asks & (own.changed or frozenset()):
+                own.left_out |= asks
+                pytest.skip(f"{name}, and not in the sample of {own.seed}: pytest --live")
+
+
+@cache
+def _may_ask(test: Path, folder: Path) -> frozenset[str]:
+    """Return the oracles on record that the tests of a file may ask for."""
+    return run_by(test, oracles_of(folder))
+
+
+def _shared(own: Records) -> tuple[str, ...]:
+    """Return the markers of whose tests a run has a share; one for drift has all that may ask for a changed oracle."""
+    if own.mode is Mode.SAMPLE:
+        return tuple(TIMES_THE_SAMPLE)
+    return ("slow",) if own.mode is Mode.LIVE and own.changed is not None else ()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -133,9 +163,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     own = item.config.stash[OWN]
     before = item.stash[BEFORE]
     own.always = item.get_closest_marker("live") is not None
+    own.tries_fewer = _is_property(item)
     try:
         result = yield
-        if own.mode is Mode.SAMPLE and not _is_property(item):
+        if own.mode is Mode.SAMPLE and not own.tries_fewer:
             item.user_properties.append((ASKED, sorted(set(own.requests[before:]))))
         return result
     except Exception as error:
@@ -176,6 +207,7 @@ class Gathered:
         self.made: dict[str, dict[str, str]] = {}
         self.ran_live = 0
         self.lacking: set[str] = set()
+        self.left_out: set[str] = set()
         self.complete = True
         self.wrong: list[str] = []
 
@@ -194,6 +226,7 @@ class Gathered:
             own |= calls
         self.ran_live += part["ran live"]
         self.lacking |= set(part["lacking"])
+        self.left_out |= set(part["left out"])
 
 
 OWN = pytest.StashKey[Records]()
@@ -206,8 +239,8 @@ CLAIMS = pytest.StashKey[str]()
 def handed_over(own: Records) -> str:
     asked = {oracle: sorted(keys) for oracle, keys in own.asked.items()}
     live = {oracle: sorted(keys) for oracle, keys in own.live.items()}
-    lacking = sorted(own.lacking)
-    return json.dumps({"asked": asked, "live": live, "made": own.made, "ran live": own.ran_live, "lacking": lacking})
+    several = {"lacking": sorted(own.lacking), "left out": sorted(own.left_out)}
+    return json.dumps({"asked": asked, "live": live, "made": own.made, "ran live": own.ran_live, **several})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -260,9 +293,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def unasked(gathered: Gathered) -> list[str]:
+    """Return a line for each call that no test has asked for; but those of oracles that a test left out may ask for."""
     return [
         f"{oracle}{call} is on record and no test asks for it: pytest --record takes it out"
         for oracle in oracles_of(FOLDER)
+        if oracle not in gathered.left_out
         for call in read_book(FOLDER, oracle)
         if key_of(call) not in gathered.asked.get(oracle, set())
     ]

@@ -37,6 +37,12 @@ def changed_oracles(oracles: list[str], folder: Path = FOLDER) -> set[str]:
     return {oracle for oracle in oracles if known.get(oracle) != _digest_or_none(oracle)}
 
 
+def run_by(test: Path, oracles: list[str]) -> frozenset[str]:
+    """Return the oracles that a test file may ask for: those of the modules that it imports, directly or not, and its own."""
+    files = _with_what_it_imports(test)
+    return frozenset(oracle for oracle in oracles if _module_or_none(oracle) in files)
+
+
 def read_digests(folder: Path) -> dict[str, str]:
     """Return the digest of each oracle when all its calls last ran live."""
     path = folder / _FILE
@@ -53,6 +59,14 @@ def write_digests(folder: Path, oracles: Mapping[str, str]) -> None:
 def _digest_or_none(oracle: str) -> str | None:
     try:
         return digest_of(oracle)
+    except LookupError:
+        return None
+
+
+@cache
+def _module_or_none(oracle: str) -> Path | None:
+    try:
+        return _module_of(oracle)
     except LookupError:
         return None
 

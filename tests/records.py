@@ -56,6 +56,10 @@ class Records:
         self.ran_live = 0
         self.lacking: set[str] = set()
         """Oracles of calls that ran live in a default run because they have no record."""
+        self.left_out: set[str] = set()
+        """In a live run, the oracles that tests may ask for which are not in its share."""
+        self.tries_fewer = False
+        """Whether the running test has fewer examples than in a live run."""
         self.requests: list[str] = []
         """Every call that was asked for, in turn: its oracle and its key."""
         self.always = False
@@ -158,8 +162,11 @@ current: Records | None = None
 
 
 def examples(most: int) -> int:
-    """How many examples a property has: in a default run a third."""
-    return most // 3 if current is not None and current.mode is Mode.SAMPLE else most
+    """Return how many examples a property has: in a default run a third."""
+    if current is None or current.mode is not Mode.SAMPLE:
+        return most
+    current.tries_fewer = True
+    return most // 3
 
 
 @contextlib.contextmanager

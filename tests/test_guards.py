@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,12 @@ def imports(node: ast.AST, modules: frozenset[str]) -> Iterator[str]:
             yield from imports(child, modules)
 
 
+@cache
+def imported(source: str, modules: frozenset[str]) -> tuple[str, ...]:
+    return tuple(imports(ast.parse(source), modules))
+
+
+@cache
 def sources() -> dict[str, str]:
     """Every module of the package with its source."""
     out: dict[str, str] = {}
@@ -197,7 +204,7 @@ def upward(given: dict[str, str]) -> list[str]:
     return [
         f"{module} imports {target}"
         for module, source in given.items()
-        for target in imports(ast.parse(source), modules)
+        for target in imported(source, modules)
         if target.split(".")[0] == "memcalc" and layer_of(target) > layer_of(module) and (module, target) not in UPWARD
     ]
 
@@ -207,7 +214,7 @@ def not_allowed(given: dict[str, str]) -> list[str]:
     return [
         f"{module} imports {target}"
         for module, source in given.items()
-        for target in imports(ast.parse(source), frozenset())
+        for target in imported(source, frozenset())
         if target.split(".")[0] in ONLY
         and not any(module == who or module.startswith(who + ".") for who in ONLY[target.split(".")[0]])
     ]
@@ -268,7 +275,7 @@ def test_imports_point_down() -> None:
 
 def test_the_exceptions_are_needed() -> None:
     modules = frozenset(sources())
-    found = {(m, t) for m, source in sources().items() for t in imports(ast.parse(source), modules)}
+    found = {(m, t) for m, source in sources().items() for t in imported(source, modules)}
     assert found >= UPWARD
 
 

@@ -332,27 +332,81 @@ def test_against_an_oracle() -> None:
 """
 
 
+def run_of_pytest(folder: Path, *options: str) -> str:
+    """Return what pytest prints of the tests in a folder."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "record_plugin",
+        "-p",
+        "no:randomly",
+        "--rootdir",
+        str(folder),
+    ]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [*command, *options], cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    ).stdout
+
+
 def test_a_live_run_can_leave_out_what_has_passed_on_paper(tmp_path: Path) -> None:
     """The oracle has no record, which fails in a live run: so it has run."""
     (tmp_path / "test_both.py").write_text(WITH_AND_WITHOUT)
-    ran: list[str] = []
-    for options in ([], ["--live", "--but-paper"], ["--live"]):
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "record_plugin",
-            "-p",
-            "no:randomly",
-            "--rootdir",
-            str(tmp_path),
-        ]
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        done = subprocess.run(
-            [*command, *options], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-        )
-        ran.append(done.stdout)
+    ran = [run_of_pytest(tmp_path, *options) for options in ([], ["--live", "--but-paper"], ["--live"])]
     assert "2 passed" in ran[0]
     assert "1 failed, 1 skipped" in ran[1]
     assert "1 failed, 1 passed" in ran[2]
+
+
+def test_a_run_for_drift_has_a_share_of_the_slow_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_slow.py").write_text("import pytest\n\n@pytest.mark.slow\ndef test_long() -> None:\n    pass\n")
+    assert "1 skipped" in run_of_pytest(tmp_path, "--drift", "0", "-W", "ignore")
+    assert "1 passed" in run_of_pytest(tmp_path, "--drift", "25", "-W", "ignore")
+
+
+def test_shares_of_marked_tests() -> None:
+    """All of them in a live run, whatever has changed."""
+    assert record_plugin._shared(Records(Mode.SAMPLE)) == ("live", "slow")
+    assert record_plugin._shared(Records(Mode.LIVE, changed=frozenset())) == ("slow",)
+    assert record_plugin._shared(Records(Mode.LIVE)) == record_plugin._shared(Records(Mode.RECORD)) == ()
+    names = [f"test {i}" for i in range(1000)]
+    default, drift = (Records(Mode.SAMPLE, seed="1", share=share) for share in (0.01, 0.1))
+    times = record_plugin.TIMES_THE_SAMPLE["slow"]
+    of_default, of_drift = ({name for name in names if run.chosen(name, times)} for run in (default, drift))
+    assert of_default < of_drift
+    assert 20 < len(of_default) < 60 and 340 < len(of_drift) < 460
+
+
+def test_a_test_may_ask_for_the_oracles_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_sources, "TESTS", tmp_path)
+    for name, content in {
+        "one_oracle.py": "",
+        "other_oracle.py": "",
+        "helper.py": "import one_oracle",
+        "test_it.py": "from helper import run",
+    }.items():
+        (tmp_path / name).write_text(content)
+    record_sources._module_or_none.cache_clear()
+    oracles = ["one_oracle.step", "other_oracle.step", "test_it.own", "gone.step"]
+    assert record_sources.run_by(tmp_path / "test_it.py", oracles) == {"one_oracle.step", "test_it.own"}
+    record_sources._module_or_none.cache_clear()
+
+
+def test_a_call_that_a_test_left_out_may_ask_for_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path)
+    monkeypatch.setattr(record_plugin, "FOLDER", tmp_path)
+    own = Records(Mode.LIVE, changed=frozenset())
+    own.left_out = {ORACLE}
+    gathered = record_plugin.Gathered()
+    gathered.add(record_plugin.handed_over(own))
+    assert record_plugin.unasked(gathered) == []
+
+
+def test_a_test_that_tries_fewer_examples_is_known() -> None:
+    for mode, count in ((Mode.SAMPLE, 10), (Mode.LIVE, 30), (Mode.RECORD, 30)):
+        with using(Records(mode)):
+            assert records.examples(30) == count
+            assert records.current is not None
+            assert records.current.tries_fewer == (mode is Mode.SAMPLE)

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, reject, settings
 from hypothesis import strategies as st
+from records import examples
 
 import memcalc
 from memcalc.errors import InputError
@@ -17,7 +18,9 @@ from memcalc.pipelining.programs import divided
 from memcalc.setup.resolved import resolve
 from memcalc.setup.setup import Setup
 
-EXAMPLES = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(
+    max_examples=examples(120), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 MODELS = (
     "llama3 debugmodel", "llama3 8B", "llama3 405B", "qwen3 0.6B", "qwen3 debugmodel_moe", "deepseek_v3 debugmodel",
     "deepseek_v3 16B", "llama4 debugmodel",

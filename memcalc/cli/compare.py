@@ -36,7 +36,7 @@ def compare(
     price: Annotated[
         str | None,
         o.option(
-            "Price of a GPU for an hour, or one for each --gpu: adds the cost of a step and of 10^9 tokens.",
+            "Price of a GPU-hour, or one for each --gpu: adds the cost of a step and of 10^9 tokens.",
             "Output",
             "--price",
         ),

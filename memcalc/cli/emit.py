@@ -32,7 +32,7 @@ def emit(
     ],
     name: o.Name = None,
     model: o.Model = None,
-    output: Annotated[
+    file: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file.", rich_help_panel="Output")
     ] = None,
     **setup: Any,
@@ -40,7 +40,7 @@ def emit(
     """Print a setup as another tool's configuration file, or as its command line. What it cannot say goes to stderr."""
     from memcalc.estimation.emitted import emit as run
 
-    print_written(run(topic, o.model_of(name, model), **o.setup_of(setup)), topic, output)
+    print_written(run(topic, o.model_of(name, model), **o.setup_of(setup)), topic, file)
 
 
 def print_written(written: Written, format: str, output: Path | None) -> None:

@@ -17,7 +17,7 @@ SHORT: Final = {
     "tp": "Tensor parallel degree. (default: 1)",
     "pp": "Pipeline parallel degree. (default: 1)",
     "cp": "Context parallel degree. (default: 1)",
-    "micro_batch_size": "Sequences per GPU and pass. (default: 1)",
+    "micro_batch_size": "Sequences per forward pass. (default: 1)",
     "seq_len": "Tokens of a sequence, also 4k.",
     "global_batch_size": "Sequences per step.",
     "optimizer": "adamw (default), sgd, adamw-8bit, ...",

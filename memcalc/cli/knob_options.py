@@ -55,8 +55,8 @@ ZeroHpzPartitionSize = Annotated[
 NvmeOptimizerBufferCount = Annotated[
     int | None,
     option(
-        "Buffers of the host for --offload-optimizer nvme (offload_optimizer.buffer_count), each of the "
-        "largest sub-group in fp32. (DeepSpeed's default: 4)",
+        "Buffers of the host for --offload-optimizer nvme, each of the largest sub-group in fp32 (buffer_count of "
+        "offload_optimizer). (DeepSpeed's default: 4)",
         KNOBS,
         "--nvme-optimizer-buffer-count",
     ),

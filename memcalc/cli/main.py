@@ -156,7 +156,7 @@ def _run(names: list[str], args: list[str]) -> int:
     except Exit as error:
         return error.exit_code
     except usage_error as error:
-        return _fail(one_line(error.format_message(), 300))
+        return _fail(one_line(_misused(error), 300))
     except InputError as error:
         return _fail(str(error))
     except (Abort, KeyboardInterrupt):
@@ -178,6 +178,23 @@ def _reader_gone() -> int:
     """Return status 0 after the reader of a pipe has closed it: nothing went wrong in this process."""
     drop(sys.stdout)
     return 0
+
+
+def _misused(error: Any) -> str:
+    """Return what the parser of the command line refuses: the option or the word, and what works."""
+    message, option = error.format_message(), getattr(error, "option_name", None)
+    if hasattr(error, "possibilities"):
+        close = ", ".join(error.possibilities or ())
+        return f"{option}: unknown option; " + (f"did you mean {close}?" if close else "--help-all has all of them")
+    if option is not None:  # "Option '--zero' requires an argument."
+        _, _, wrong = message.rpartition("' ")
+        return f"{option}: {wrong.rstrip('.')}"
+    if message.startswith("Got unexpected extra argument"):
+        usage = " ".join(error.cmd.collect_usage_pieces(error.ctx))
+        several = "; several models with commas: memcalc compare" if "MODEL" in usage else ""
+        words = message.rpartition("(")[2].rstrip(")")
+        return f"{words}: too many words; allowed: {error.ctx.command_path} {usage}{several}"
+    return message
 
 
 def _unknown_command(name: str) -> str:

@@ -67,7 +67,8 @@ GradDtype = Annotated[
 ]
 Gpus = Annotated[int | None, option("Total GPUs. (default: 1)", _PARALLEL, "--gpus", "-g")]
 GpusPerNode = Annotated[
-    int | None, option("GPUs per node, for the time of communication. (default: 8)", _PARALLEL, "--gpus-per-node")
+    int | None,
+    option("GPUs per node: they decide which links a group uses. (default: 8)", _PARALLEL, "--gpus-per-node"),
 ]
 Dp = Annotated[
     int | None,
@@ -206,7 +207,7 @@ LastStageLayers = Annotated[
 ]
 Engine = Annotated[str | None, option(f"{', '.join(ENGINES)}. (default: by --gpus and --zero)", _PARALLEL, "--engine")]
 MicroBatchSize = Annotated[
-    int | None, option("Sequences per GPU and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")
+    int | None, option("Sequences of a GPU in one forward pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")
 ]
 SeqLen = Annotated[
     str | None,

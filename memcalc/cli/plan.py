@@ -41,7 +41,7 @@ def plan(
     tokens: Annotated[str | None, _option("Tokens to train on: 300B, 15T.", "--tokens")] = None,
     days: Annotated[float | None, _option("Days that they may take.", "--days")] = None,
     price: Annotated[
-        str | None, _option("Price of one GPU's hour, or NAME=PRICE,... of each --gpu; in any currency.", "--price")
+        str | None, _option("Price of a GPU-hour, or NAME=PRICE,... of each --gpu; in any currency.", "--price")
     ] = None,
     budget: Annotated[float | None, _option("Most that the tokens may cost.", "--budget")] = None,
     objective: Annotated[

@@ -58,7 +58,7 @@ ModulesToSave = Annotated[
 InputRequireGrads = Annotated[
     bool | None,
     option(
-        "model.enable_input_require_grads() was called: the embeddings' output wants a gradient though nothing in them trains. "
+        "enable_input_require_grads() was called: the output of the embeddings requires a gradient though they do not train. "
         "(default: on with --recompute, as transformers' own switch does)",
         METHOD,
         "--input-require-grads/--no-input-require-grads",

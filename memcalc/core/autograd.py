@@ -107,7 +107,7 @@ class Node:
         return [tensor.unpack() for tensor in self.saved]
 
     def needs(self, i: int) -> bool:
-        """Tell whether input `i` wants a gradient (`task_should_compute_output`)."""
+        """Tell whether input `i` requires a gradient (`task_should_compute_output`)."""
         only = self.memory.only
         return self.edges[i][0] is not None and (only is None or self.edges[i][0] in only)
 

@@ -109,7 +109,7 @@ def divided(dim: Dim, divisor: int) -> Dim:
     """Return one of `divisor` equal parts of `dim`, as `chunk` makes them. Raises ValueError if the size does not
     divide."""
     if dim.size % divisor or any(c % divisor for c in dim.poly):
-        raise ValueError(f"{dim} does not divide by {divisor}")
+        raise ValueError(f"{dim} is not divisible by {divisor}")
     return Dim(f"{dim.name}/{divisor}", dim.size // divisor, tuple(c // divisor for c in dim.poly))  # type: ignore[arg-type]
 
 

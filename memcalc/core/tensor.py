@@ -299,7 +299,7 @@ class Storage:
 
 
 class Tensor:
-    """A strided view of a storage. `node` is its grad_fn, or the accumulator of a leaf that wants a gradient. `is_view` is
+    """A strided view of a storage. `node` is its grad_fn, or the accumulator of a leaf that requires a gradient. `is_view` is
     False for the tensor that came with the storage: every other one is a view, and a view holds its base."""
 
     __slots__ = ("dtype", "is_view", "name", "node", "output", "shape", "storage", "strides")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO, TYPE_CHECKING, Final
@@ -58,9 +59,12 @@ def print_compared(
 
 def _legend(lines: list[Line]) -> list[str]:
     marked = any(line.best for line in lines)
+    spare = [cell for line in lines if line.label == "to spare" for cell in line.cells]
+    lacking = any(re.match(r"-\d", cell) for cell in spare)
     return [
         *([f"{BEST} the best of its line; times and costs: of the setups that fit"] if marked else []),
         "components: their bytes at the peak; allocated, device: as torch and nvidia-smi show them",
+        *(["to spare below zero: at least so much is missing, even if all cached memory is freed"] if lacking else []),
     ]
 
 

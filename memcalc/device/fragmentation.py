@@ -73,8 +73,8 @@ def assumed(report: OnDevice, allocated: int) -> Assumed:
     else:
         words = "the most that was measured"
     lost = _up(allocated * (100 + widest.percent) // 100) - allocated
-    words = f"is not known and assumed to be {widest.percent} %, {words}"
-    return Assumed(lost, f"{widest.percent} % of {allocated} B", widest.source, words)
+    words = f"is not known and assumed to be {widest.percent}%, {words}"
+    return Assumed(lost, f"{widest.percent}% of {allocated} B", widest.source, words)
 
 
 def _of_whole_layers(report: OnDevice) -> Widest | None:

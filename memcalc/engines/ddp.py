@@ -230,7 +230,7 @@ def _times(times: int, formula: str) -> str:
 
 
 def _trained(model: Model, setup: Setup, dtype: DType | None, weight: Weight) -> int:
-    """Return the elements that DDP has a place for, of all or of one dtype. It leaves out weights that want no gradient
+    """Return the elements that DDP has a place for, of all or of one dtype. It leaves out weights that require no gradient
     (_build_params_for_reducer)."""
     if dtype is not None and (weight.dtype or setup.compute_dtype) != dtype:
         return 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import IO, Any, Final
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from memcalc.explanation.printed import WIDTH, print_line
 from memcalc.explanation.topics import TOPICS
 from memcalc.explanation.words import Words
 from memcalc.report.consoles import console_for
+from memcalc.report.folding import lines_of
 
 HOW: Final = Words(
     "memcalc explain TOPIC explains one of them, for a setup of your own with --model, --gpus and the other options; "
@@ -19,15 +19,22 @@ HOW: Final = Words(
     "memcalc explain --model NAME 推导一次估算。",
 )
 
+_LEAST: Final = 30
+"""The columns that a summary needs beside the names."""
+
 
 def print_topics(language: str, file: IO[str]) -> None:
-    """Write a line for each topic (two if the terminal is narrow), and the command for one topic."""
+    """Write the name and the summary of each topic in two columns (one below the other if the terminal is narrow), and the
+    command for one topic."""
     console = console_for(file, WIDTH)
     names = max(map(len, TOPICS)) + 2
     for name in TOPICS:
         summary = TOPICS[name].summary.said(language)
-        if names + cell_len(summary) <= console.width:
-            print_line(console, Text(name.ljust(names), style="bold").append(summary, style="not bold"), 0)
+        if console.width >= names + _LEAST:
+            first, *rest = lines_of(Text(summary), console, console.width - names)
+            console.print(Text().append(name.ljust(names), style="bold").append_text(first), soft_wrap=True)
+            for line in rest:
+                console.print(Text(" " * names).append_text(line), soft_wrap=True)
         else:
             print_line(console, Text(name, style="bold"), 0)
             print_line(console, Text(summary), 2)

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from memcalc.explanation.topic import Asked
     from memcalc.setup.setup import Setup
 
+_TITLE: Final = Words("Schedules side by side", "各调度对比")
 _BUBBLE: Final = Words("{schedule}: bubble over the ideal time", "{schedule}：气泡与理想时间之比")
 _IN_FLIGHT: Final = Words(
     "{schedule}: most micro-batches in flight on a rank", "{schedule}：单个 rank 上同时在途的微批次最多数"
 )
 _SETUP: Final = Words(
-    "Schedules side by side are the same setup with --engine fsdp2 --zero {zero}, whose stages all of them can run. A bubble "
-    "is read from the order of "
-    "work as it is played, with equal stages and a backward twice as long as a forward.",
-    "并列的各调度：同一设置，使用 --engine fsdp2 --zero {zero}，其阶段可运行所有这些调度。气泡由实际播放的执行顺序得出，"
+    "All run the same setup with --engine fsdp2 --zero {zero}, whose stages take each of these schedules. A bubble is read "
+    "from the order of work as it is played, with equal stages and a backward twice as long as a forward.",
+    "各调度使用同一设置和 --engine fsdp2 --zero {zero}，其阶段可运行所有这些调度。气泡由实际执行顺序得出，"
     "假定各阶段耗时相同，反向耗时为前向的两倍。",
 )
 _NOT_HERE: Final = Words("Not for this setup: {error}", "不适用于该设置：{error}")
@@ -52,7 +52,7 @@ def side_by_side(asked: Asked) -> Section:
             continue
         steps.append(Step(_BUBBLE.said(language, schedule=schedule), "", "", idle_share(setup), "ratio"))
         steps.append(Step(_IN_FLIGHT.said(language, schedule=schedule), "", "", in_flight(setup), "ratio"))
-    return Section("", tuple(steps), (_SETUP.said(language, zero=zero), *text))
+    return Section(_TITLE.said(language), tuple(steps), (_SETUP.said(language, zero=zero), *text))
 
 
 def _with(report: Report, schedule: str, zero: int) -> Setup:

@@ -102,7 +102,7 @@ class Topic:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     micro_batches: int = 1
     beside: Callable[[Asked], Section] | None = None
-    """Returns steps and sentences that compare the setup with others. They stand in the first section."""
+    """Returns a section that compares the setup with others. It is the last one."""
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reader's options, completed by the topic's own."""
@@ -131,8 +131,9 @@ NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没
 def sections_of(
     topic: Topic, model: Any, params: Any, options: Mapping[str, Any], language: str
 ) -> tuple[Section, ...]:
-    """Return a topic's text, and a section for each rule. Raise InputError if an option or the model is wrong, or if no rule
-    applies to the given setup."""
+    """Return a topic's text, a section for each rule, and the comparison with other setups if the topic has one.
+
+    Raise InputError if an option or the model is wrong, or if no rule applies to the given setup."""
     model, options, _ = with_files(model, dict(options))
     check_options(dict(options))
     if model is not None:
@@ -151,8 +152,7 @@ def sections_of(
     if topic.cases and not fitting:
         raise InputError(f"explain {topic.name}: {_why_none(topic, params, options, errors[0])}")
     if topic.beside is not None:
-        beside = topic.beside(asked_in(topic, fitting[0], model, params, options, language))
-        sections[0] = Section(sections[0].title, beside.steps, (*text, *beside.text))
+        sections.append(topic.beside(asked_in(topic, fitting[0], model, params, options, language)))
     return tuple(sections)
 
 

@@ -31,7 +31,7 @@ class CodeGenConfig(GPTJConfig):
     def check(self) -> None:
         super().check()
         if self.n_head % _PARTS.size:
-            raise ValueError(f"n_head {self.n_head} does not divide by {_PARTS.size}")
+            raise ValueError(f"n_head {self.n_head} is not divisible by {_PARTS.size}")
 
 
 class CodeGen(GPTJ):

@@ -68,7 +68,7 @@ class LatentConfig(RouterOutputsConfig, RotaryConfig):
             ("v_head_dim", self.v_head_dim),
         ):
             if width % 8:
-                raise ValueError(f"{name} {width} does not divide by 8: no fused attention kernel takes it")
+                raise ValueError(f"{name} {width} is not divisible by 8: no fused attention kernel takes it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ class RecurrentGemmaConfig(RotaryConfig):
         check_divides(self, "num_attention_heads", "num_key_value_heads")
         if self.width_of_recurrence % self.num_attention_heads:
             raise ValueError(
-                f"lru_width {self.width_of_recurrence} does not divide by num_attention_heads {self.num_attention_heads}"
+                f"lru_width {self.width_of_recurrence} is not divisible by num_attention_heads {self.num_attention_heads}"
             )
         if self.intermediate_size < 2:
             raise ValueError("intermediate_size 1 leaves nothing to the feed-forward block, which has half of it")
@@ -331,7 +331,7 @@ def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tu
     if seq.size > 2:
         zeros, early = recurrent_states, plus(seq, -3)
         recurrent_states = new_tensor(memory, (batch, lru), fp32, "states")
-        # What `.type(acc_dtype)` leaves alone is no copy. The first step multiplies zeros, which want no gradient.
+        # What `.type(acc_dtype)` leaves alone is no copy. The first step multiplies zeros, which require no gradient.
         gates = recurrent_gate if recurrent_gate.dtype is fp32 else Block((early, batch, lru), fp32, "gates in fp32")
         kept = [zeros, Block((early, batch, lru), fp32, "states"), gates]
         earlier_steps([recurrent_states, contextualized_states], (recurrent_gate, hidden_states), kept)

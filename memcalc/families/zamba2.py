@@ -134,7 +134,7 @@ class Zamba2Config(RotaryConfig):
                 f"num_attention_heads {heads} leaves nothing of 2 * hidden_size {self.hidden_size} to a head"
             )
         if heads % kv_heads:
-            raise ValueError(f"num_attention_heads {heads} does not divide by num_key_value_heads {kv_heads}")
+            raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
         if self.use_shared_attention_adapter and kv_heads * self.width_of_head != 2 * self.hidden_size:
             raise ValueError(
                 f"use_shared_attention_adapter true needs keys and values of 2 * hidden_size {self.hidden_size}; "

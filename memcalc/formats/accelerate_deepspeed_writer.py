@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _JSON: Final = "only DeepSpeed's JSON says it (memcalc emit deepspeed; deepspeed_config_file names it)"
 _WHY: Final[Mapping[str, str]] = {
     **dict.fromkeys((*DEFAULT_SIZES, *FILE_SIZES, "overlap_comm", *PLUS_PLUS, "ep"), _JSON),
-    "clip_grad_norm": "accelerate does not hand a gradient_clipping of 0 on, and DeepSpeed clips without it; " + _JSON,
+    "clip_grad_norm": "accelerate does not pass on a gradient_clipping of 0, and DeepSpeed clips without it; " + _JSON,
 }
 _SAID: Final = frozenset({
     "engine", "zero", "shard_group", "global_batch_size", "grad_dtype", "offload_optimizer", "offload_params",

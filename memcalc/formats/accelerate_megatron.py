@@ -106,7 +106,7 @@ def _recomputed(section: Section) -> Found:
 
 def _shared(section: Section, degrees: dict[str, Value], processes: Processes) -> Found:
     """Return the context parallel degree: accelerate 1.15 takes 2 if none is given, which few files mean. Processes
-    that do not divide by it cannot run so, and older versions took 1."""
+    that are not divisible by it cannot run so, and older versions took 1."""
     key = PREFIX + "context_parallel_size"
     given = section.whole(key, 1, 10**6)
     if given is not None:

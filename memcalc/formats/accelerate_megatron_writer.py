@@ -68,7 +68,7 @@ def megatron_part(setup: Setup, model: Model) -> Part:
 def _check(setup: Setup, model: Model) -> None:
     name = model.name or model.model_type
     if model.model_type != _MODEL:
-        why = f"with engine megatron accelerate builds GPT-2's layers, and hands on no others, as {name} has"
+        why = f"with engine megatron accelerate builds GPT-2's layers, and passes on no others, as {name} has"
         refuse("engine", "megatron", f"{why}; allowed: another engine, {_ELSE}")
     a = architecture_of(model.model_type, model.program.config)
     if a.ffn != 4 * a.hidden:

@@ -76,7 +76,7 @@ def _share(given: Mapping[str, Any], values: dict[str, Value]) -> None:
 def _check(batch: Value, parts: int) -> None:
     if batch.value % parts or batch.value < parts:
         raise InputError(
-            f"{batch.where} {batch.value}: does not divide by {parts}, what the other sizes make; allowed: a multiple"
+            f"{batch.where} {batch.value}: is not divisible by {parts}, what the other sizes make; allowed: a multiple"
         )
 
 

@@ -123,7 +123,7 @@ def _dropouts(a: Arguments) -> Dropouts:
     for key in ("--hidden-dropout", "--attention-dropout"):
         value = a.number(key)
         if value is not None and not 0 <= value < 1:
-            a.refuse(key, "allowed: a probability from 0 up, below 1")
+            a.refuse(key, "allowed: a number from 0 up, below 1")
         values.append(0.1 if value is None else float(value))
         if values[-1]:
             shown.append(f"{key} 0.1, its default" if value is None else a.shown(key))

@@ -114,7 +114,7 @@ def _of_layout(a: Arguments, pp: int) -> dict[str, Value]:
     layers = a.whole("--num-layers", 1)
     counts = [stage.count("t") for stage in stages]
     if len(stages) % pp:
-        a.refuse(_LAYOUT, f"its {len(stages)} stages do not divide by pp {pp}")
+        a.refuse(_LAYOUT, f"its {len(stages)} stages are not divisible by pp {pp}")
     if layers is not None and sum(counts) != layers:
         a.refuse(_LAYOUT, f"it has {sum(counts)} layers, and --num-layers is {layers}")
     chunks = len(stages) // pp

@@ -43,7 +43,7 @@ def read_adapters(found: Findings, keys: Adapters) -> None:
     found.take("lora_targets", keys.targets, targets, keys.default_targets)
     dropout = section.number("lora_dropout")
     if dropout is not None and not 0 <= dropout < 1:
-        section.refuse("lora_dropout", "allowed: a probability from 0 up, below 1")
+        section.refuse("lora_dropout", "allowed: a number from 0 up, below 1")
     found.take("lora_dropout", "lora_dropout", dropout, keys.default_dropout)
     found.give("dora", keys.dora, section.flag(keys.dora))
     found.give("modules_to_save", keys.saved, modules(section, keys.saved))

@@ -45,15 +45,17 @@ def _of_length(inferred: Inferred) -> list[str]:
     asked, most = inferred.asked, inferred.model.program.max_seq_len
     if asked.prompt_len is None or most is None or asked.prompt_len + (asked.new_tokens or 0) <= most:
         return []
-    return [f"{inferred.model.name} was made for at most {most} tokens; the estimate holds, its quality may suffer"]
+    return [
+        f"{inferred.model.name} was made for at most {most} tokens; the estimate holds, the model's quality may suffer"
+    ]
 
 
 def _of_engine(inferred: Inferred) -> list[str]:
     engine = inferred.asked.engine
     version = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23"}[engine]
     out = [
-        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward, which the engine's fused kernels "
-        "stay near to"
+        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward, to which the engine's fused "
+        "kernels are close"
     ]
     if inferred.gpu is None:
         out.append("what the engine reserves depends on the GPU: give --gpu")

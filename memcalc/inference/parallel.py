@@ -43,7 +43,9 @@ def rank_program(model: Model, asked: Asked) -> Program:
         size, tp = getattr(program, name).size, asked.tp
         repeated = name == "kv_heads" and tp % size == 0
         if name != "vocab" and size % tp and not repeated:
-            raise InputError(f"--tp {tp}: does not divide the {size} {_WORDS[name]} of {model.name}")
+            raise InputError(
+                f"--tp {tp}: does not divide the {size} {_WORDS[name]} of {model.name}; allowed: a divisor of {size}"
+            )
     if "moe_tp_experts" in plan.values() and getattr(program, "experts", None) is not None:
         check_width(model, width)
     own: Any = split(program, plan, asked.tp)
@@ -103,7 +105,9 @@ def check_experts(model: Model, asked: Asked) -> None:
     if ep > 1 and experts == 1:
         raise InputError(f"--ep {ep}: {model.name} has no routed experts; allowed: 1")
     if experts % ep:
-        raise InputError(f"--ep {ep}: does not divide the {experts} experts of {model.name}")
+        raise InputError(
+            f"--ep {ep}: does not divide the {experts} experts of {model.name}; allowed: a divisor of {experts}"
+        )
     if max(ep, tp) % min(ep, tp):
         raise InputError(
             f"--ep {ep}: the ranks are those of --tp {tp} or replicas of them; allowed: a divisor or a multiple of {tp}"
@@ -122,6 +126,8 @@ def stages_of(model: Model, pp: int) -> list[Stage]:
     if model.program.layers_share:
         raise InputError(f"--pp {pp}: layers of a {model.model_type} share weights; allowed: 1")
     if layers % pp:
-        raise InputError(f"--pp {pp}: does not divide the {layers} layers of {model.name}")
+        raise InputError(
+            f"--pp {pp}: does not divide the {layers} layers of {model.name}; allowed: a divisor of {layers}"
+        )
     size = layers // pp
     return [Stage(range(i * size, (i + 1) * size), i == 0, i == pp - 1) for i in range(pp)]

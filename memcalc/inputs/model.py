@@ -96,7 +96,7 @@ class Model:
 
     @property
     def trainable_parameters(self) -> int:
-        """Return the number of parameters that want a gradient."""
+        """Return the number of parameters that require a gradient."""
         return sum(numel(w.shape)[0] * self.trainable(w) for w in self.weight_classes)
 
     @property
@@ -124,7 +124,7 @@ class Model:
         return self._copies[weight.name, weight.shape]
 
     def trainable(self, weight: Weight) -> int:
-        """Return the number of a weight class's tensors that want a gradient."""
+        """Return the number of a weight class's tensors that require a gradient."""
         return self._trainable[weight.name, weight.shape]
 
     def trained(self, weight: Weight) -> int:
@@ -226,7 +226,11 @@ def from_path(path: Path) -> Model:
     if not file.exists():
         raise InputError(f"--model {one_line(path)}: this folder has no config.json")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return from_config(read_json_object(file, "--model"), name)
+    fields = read_json_object(file, "--model")
+    try:
+        return from_config(fields, name)
+    except InputError as error:  # of the file that was given, not of the name that its model gets
+        raise InputError(str(error).replace(f"--model {one_line(name)}:", f"--model {one_line(path)}:", 1)) from None
 
 
 def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, notes: tuple[str, ...] = ()) -> Model:

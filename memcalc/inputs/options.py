@@ -315,7 +315,10 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name in WHOLE:
         low, high = WHOLE[name]
         is_whole = isinstance(value, int) and not isinstance(value, bool)
-        return None if is_whole and low <= value <= high else f"allowed: a whole number from {low} to {high}"
+        if is_whole and low <= value <= high:
+            return None
+        short_form = " (4k is 4096)" if isinstance(value, str) and name in ("seq_len", "completion_len") else ""
+        return f"allowed: a whole number from {low} to {high}{short_form}"
     if name in FLAGS:
         return None if isinstance(value, bool) else "allowed: true, false"
     if name == "expert_imbalance":
@@ -323,7 +326,7 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
         return None if is_number and 1 <= value <= 10**6 else "allowed: a number from 1 up"
     if name == "lora_dropout":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return None if is_number and 0 <= value < 1 else "allowed: a probability from 0 up, below 1"
+        return None if is_number and 0 <= value < 1 else "allowed: a number from 0 up, below 1"
     if name == "beta":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 <= value <= 10**6 else "allowed: a number from 0 up"

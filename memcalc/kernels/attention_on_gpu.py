@@ -119,7 +119,7 @@ def on_gpu(kernels: Kernels, fused: Fused | None) -> Kernels:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True, *, fused: Fused) -> Tensor:
-    """Run scaled_dot_product_attention on a GPU. A bias that wants a gradient has one kernel on every GPU."""
+    """Run scaled_dot_product_attention on a GPU. A bias that requires a gradient has one kernel on every GPU."""
     head_dim, value_dim = q.shape[3].size, v.shape[3].size
     kernel = fused.kernel(Operands(q.dtype, q.shape[1].size, k.shape[1].size, head_dim, value_dim, mask is not None))
     if kernel == "cudnn" and not (mask is not None and recording(mask)):

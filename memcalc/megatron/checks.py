@@ -236,7 +236,7 @@ def _check_context_parallel(options: Options, name: str, a: Architecture) -> Non
     for what, count in heads.items() if kind != "all_gather" else ():
         if count % exchanging:
             by = f"cp {options.cp}" if kind == "a2a" else f"cp-exchange-size {exchanging}"
-            why = f"{name} has {count} {what} on a tensor-parallel rank, which do not divide by {by}"
+            why = f"{name} has {count} {what} on a tensor-parallel rank, which are not divisible by {by}"
             refuse("cp_comm_type", kind, f"{why}; allowed: p2p, all_gather")
 
 

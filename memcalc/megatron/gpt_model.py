@@ -239,7 +239,7 @@ class GPTModel(Program):
         return new_tensor(run.memory, (run.batch, tp.whole, columns), boolean, "rows of the mask")
 
     def received(self, run: Run, tp: TensorParallel) -> Tensor:
-        """Return the previous stage's output, received into a buffer that wants a gradient."""
+        """Return the previous stage's output, received into a buffer that requires a gradient."""
         shape = (run.batch, tp.shard, self.hidden)
         out = new_tensor(run.memory, shape, run.dtype, "received hidden states")
         out.node = Node(run.memory, _sent_back, ())

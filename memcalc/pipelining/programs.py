@@ -141,7 +141,7 @@ class Stage(Program):
         return name.startswith(f"{type(self.stage_model).embedding}.")
 
     def input_wants_gradient(self, *, asks: bool) -> bool:
-        """Tell whether the hidden states that the stage receives want a gradient: if a weight before them does. `asks`: the
+        """Tell whether the hidden states that the stage receives require a gradient: if a weight before them does. `asks`: the
         output of the embeddings wants one in any case."""
         if self.span.first:
             return False

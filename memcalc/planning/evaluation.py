@@ -157,7 +157,7 @@ class Evaluator:
     def refusal(self, layout: Layout) -> str:
         """Return the line with which a layout is refused before it is run; '' if it is not refused."""
         if layout.dp and (self.base.global_batch_size or 1) % (layout.dp * layout.micro_batch_size):
-            return f"--global-batch-size {self.base.global_batch_size}: does not divide by dp · micro-batch"
+            return f"--global-batch-size {self.base.global_batch_size}: is not divisible by dp · micro-batch"
         try:
             resolve(self.base._replace(**layout._asdict()), self.model)
         except InputError as error:

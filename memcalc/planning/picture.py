@@ -50,8 +50,8 @@ def picture(plans: Plans, width: int) -> list[str]:
         *lines,
         " " * 13 + "└" + "─" * columns,
         " " * 14 + axis,
-        f"by rank, the plans than which no other is both faster and smaller: {listed}",
-        "o: the other plans · by peaks: + on the front, · other layouts that were run",
+        f"by number: the Pareto front (no other plan is both faster and smaller): {listed}",
+        "o: other plans · layouts by their peak: + on the front, · the others",
     ]
 
 

@@ -30,7 +30,7 @@ def lines_of(plans: Plans, width: int) -> list[str]:
         out += ["", *_table(plans, width), ""]
         out += _wrapped(f"1 is best: {plans.plans[0].why}", width)
         drawn = picture(plans, width)
-        out += ["", *drawn] if drawn else []
+        out += ["", *drawn[:-2], *(line for words in drawn[-2:] for line in _wrapped(words, width))] if drawn else []
         out += ["", *_wrapped(f"number 1: {command_of(plans.plans[0], plans.model)}", width)]
     return [*out, "", *_counts(plans, width)]
 
@@ -62,7 +62,9 @@ def _nothing_fits(near: NoFit) -> str:
     capacity = load_gpu(near.layout.gpu).capacity
     over = show_bytes(near.needs - capacity)
     others = (
-        f"; so much memory has {', '.join(near.gpus_that_do)}" if near.gpus_that_do else "; no known GPU has so much"
+        f"; GPUs with so much memory: {', '.join(near.gpus_that_do)}"
+        if near.gpus_that_do
+        else "; no known GPU has so much"
     )
     more = f", or more than {near.layout.gpus} GPUs, fewer tokens (--seq-len) or another --optimizer"
     return (
@@ -105,7 +107,9 @@ def _table(plans: Plans, width: int) -> list[str]:
             else f" · {one.cost:,.4g} a step"
         )
         span = f"{show_seconds(one.seconds)} ({show_seconds(time['low'])} to {show_seconds(time['high'])})"
-        out.append(f"   {_bar(one)}  {span}{mfu} · {show_bytes(memory['device'])}{goal}{cost}")
+        first = f"   {_bar(one)}  {span}{mfu} · {show_bytes(memory['device'])}"
+        wide = len(first + goal + cost) > width
+        out += [first, *_wrapped(f"   {(goal + cost).removeprefix(' · ')}", width)] if wide else [first + goal + cost]
     used = {part for one in plans.plans for part in _LETTERS if _share(one, part) * _BAR >= 0.5}
     legend = " · ".join(f"{_LETTERS[part]} {_WORDS[part]}" for part in _LETTERS if part in used)
     return [*out, f"   {legend}"]

@@ -92,7 +92,7 @@ class Plans:
 
     @property
     def pareto(self) -> tuple[int, ...]:
-        """Return the places of the plans than which no other plan is both faster and smaller."""
+        """Return the places of the plans on the Pareto front: no other plan is both faster and smaller."""
         return tuple(
             i
             for i, one in enumerate(self.plans)

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from memcalc.planning.target import Target
 
 _PARTS: Final = {
-    "compute": "computes",
-    "recompute": "recomputes",
-    "exposed_communication": "waits for communication",
-    "bubble": "waits for other stages",
-    "optimizer": "updates weights",
+    "compute": "compute",
+    "recompute": "recomputation",
+    "exposed_communication": "waiting for communication",
+    "bubble": "waiting for other stages",
+    "optimizer": "optimizer time",
 }
 
 
@@ -56,15 +56,15 @@ def why_better(plan: Plan, other: Plan | None, target: Target) -> str:
     part = max(gains, key=lambda name: gains[name] * (1 if less >= 0 else -1))
     gain = gains[part]
     if gain:
-        words.append(f"it {_PARTS[part]} {show_seconds(abs(gain))} {'less' if gain > 0 else 'longer'}")
+        words.append(f"with {show_seconds(abs(gain))} {'less' if gain > 0 else 'more'} {_PARTS[part]}")
     room = other.device - plan.device
     words.append(
-        f"and {'needs' if room >= 0 else 'but needs'} {show_bytes(abs(room))} {'less' if room >= 0 else 'more'} memory"
+        f"{'and' if room >= 0 else 'but'} needs {show_bytes(abs(room))} {'less' if room >= 0 else 'more'} memory"
     )
-    return ", ".join(words).replace(", and but needs", ", but needs")
+    return ", ".join(words)
 
 
 def _largest(plan: Plan) -> str:
     breakdown = plan.document["time"]["breakdown"]
     part = max(_PARTS, key=lambda name: breakdown[name])
-    return f"of which it {_PARTS[part]} {show_seconds(breakdown[part])}"
+    return f"{show_seconds(breakdown[part])} of it {_PARTS[part]}"

@@ -144,7 +144,7 @@ def bias_gradient(node: Node, grad: Tensor) -> Tensor | None:
 
 
 def _times(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """Compute `torch.matmul` of (..., n) and (n, k), neither of which wants a gradient: one product if the rows of `a` can be
+    """Compute `torch.matmul` of (..., n) and (n, k), neither of which requires a gradient: one product if the rows of `a` can be
     a view, else one for each of the batch (should_fold in aten/src/ATen/native/LinearAlgebra.cpp)."""
     if len(a.shape) == 2:
         return mm(a, b, name=name)

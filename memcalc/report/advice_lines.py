@@ -51,7 +51,7 @@ def advised(report: Report) -> Advised | None:
         return Advised("no change that was tried makes it fit or lowers its peak", ()) if lost else None
     if found[0].device is None:
         changes = tuple(Change(one.flags, (_lowered(one),)) for one in found)
-        return Advised("what would help most", changes, of_peaks=True)
+        return Advised("what would lower the peak most", changes, of_peaks=True)
     if found[0].fits is False:
         change = Change(found[0].flags, (found[0].costs, _missing(found[0])))
         return Advised("no change that was tried makes it fit; the closest is", (change,))

@@ -68,7 +68,7 @@ def textbook_lines(report: Report) -> list[Text]:
 
 
 def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:
-    """Return the time that the step waits for communication, at the bandwidths of data sheets; [] without a GPU.
+    """Return the time of the communication that nothing can hide, and of that which compute can hide; [] without a GPU.
 
     `bracketed`: True if the table has times in brackets for collectives that can hide behind compute.
     """
@@ -83,5 +83,9 @@ def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:
     assert time is not None
     hides = [("forward", time.forward), ("backward", time.backward)]
     behind = " and ".join(f"{show_seconds(seconds)} with {phase}" for phase, seconds in hides if seconds)
-    hidden = f"; {'what is in brackets' if bracketed else 'the rest'} can overlap, {behind}" if behind else ""
-    return [Text(f"time: the step waits {show_seconds(time.exposed)}{hidden}")]
+    if not behind:
+        return [Text(f"time: the step waits {show_seconds(time.exposed)}")]
+    if not time.exposed:
+        return [Text(f"time: all of it can overlap, {behind}")]
+    hidden = f"{'what is in brackets' if bracketed else 'the rest'} can overlap, {behind}"
+    return [Text(f"time: the step waits at least {show_seconds(time.exposed)}; {hidden}")]

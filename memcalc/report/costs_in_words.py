@@ -85,8 +85,9 @@ def _work(before: Report, after: Report) -> list[str]:
         out.append(f"a pipeline bubble of {waits:.0%} of the ideal time{f' instead of {idle:.0%}' if idle else ''}")
     sent, more = (sum(collective.wire for collective in report.collectives) for report in (before, after))
     if more >= sent + MIB:
-        out.append(f"sends {show_bytes(more)} instead of {show_bytes(sent)}")
+        out.append(f"sends {show_bytes(more)}" + (f" instead of {show_bytes(sent)}" if sent else ""))
     then, now = (step_time(report.collectives, report.costs) for report in (before, after))
     if then is not None and now is not None and now.exposed - then.exposed > _NOTICED * then.total:
-        out.append(f"waits {show_seconds(now.exposed)} for communication instead of {show_seconds(then.exposed)}")
+        before_it = f" instead of {show_seconds(then.exposed)}" if then.exposed else ""
+        out.append(f"waits {show_seconds(now.exposed)} for communication{before_it}")
     return out

@@ -115,7 +115,7 @@ def with_breaks(line: Text, width: int) -> Text:
 def _cuts(word: str, room: int) -> Iterator[int]:
     """Yield the place at which each part of a word begins, except the first."""
     place = taken = 0
-    for piece in _PIECE.findall(word):
+    for piece in (part for whole in _PIECE.findall(word) for part in chop_cells(whole, max(room, 1))):
         length = cell_len(piece)
         if taken and taken + length > room:
             yield place

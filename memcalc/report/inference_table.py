@@ -14,6 +14,7 @@ from memcalc.report.served_lines import served_lines
 from memcalc.units import show_bytes, show_count
 
 if TYPE_CHECKING:
+    from memcalc.inference.options import Asked
     from memcalc.inference.report import Inferred, Item
 
 _NARROW: Final = 70  # columns; in fewer, the tables leave out the largest row, and shapes
@@ -50,10 +51,15 @@ def _title(inferred: Inferred) -> RenderableType:
         f"{name} {size}" for name, size in (("tp", asked.tp), ("pp", asked.pp), ("ep", asked.ep)) if size > 1
     )
     words = [
-        f"{model.name} ({show_count(model.num_parameters)} parameters) in {asked.dtype}",
+        f"{model.name} ({show_count(model.num_parameters)} parameters) in {_dtypes(asked)}",
         f"{asked.batch_size} sequence{'s' if asked.batch_size > 1 else ''} of {asked.prompt_len} + {asked.new_tokens} tokens",
     ]
     return Folded(" · ".join([*words, parallel] if parallel else words))
+
+
+def _dtypes(asked: Asked) -> str:
+    """Return the dtype that the model computes in, and the format of quantised weights."""
+    return asked.dtype if asked.quantize in (None, "none") else f"{asked.dtype}, weights in {asked.quantize}"
 
 
 def _answer(inferred: Inferred) -> list[RenderableType]:
@@ -72,8 +78,13 @@ def _answer(inferred: Inferred) -> list[RenderableType]:
         head = Text(f"fits {size}: {show_bytes(fit.headroom)} to spare", style="bold green")
     else:
         head = Text(f"does not fit {size}: {show_bytes(-fit.headroom)} too much", style="bold red")
-    many = inferred.max_sequences
-    return [Folded(head), *([] if many is None else [Folded(f"at most {many} such sequences at once")])]
+    return [Folded(head), *_most(inferred.max_sequences)]
+
+
+def _most(sequences: int | None) -> list[RenderableType]:
+    if sequences is None:
+        return []
+    return [Folded(f"at most {sequences} such sequences at once" if sequences else "not one such sequence fits")]
 
 
 def _table(inferred: Inferred, width: int) -> Table:

@@ -25,7 +25,8 @@ def _of_length(report: Report) -> list[str]:
     if tokens is None or most is None or tokens <= most:
         return []
     return [
-        f"--seq-len {tokens}: {report.model.name} was made for at most {most} tokens; the estimate holds, its quality may suffer"
+        f"--seq-len {tokens}: {report.model.name} was made for at most {most} tokens; the estimate holds, the model's quality "
+        "may suffer"
     ]
 
 
@@ -34,7 +35,7 @@ def _of_gpu(report: Report) -> list[str]:
     if gpu is None or gpu.compute_capability:
         return []
     return [
-        f"--gpu {gpu.name}: assumes that a process can use all {show_bytes(gpu.capacity)}, although a card often has less "
-        "than it is sold with; times are not estimated, cuBLAS's workspaces are the largest that a GPU has, attention is as on "
-        "Ampere and later (a V100 or T4 may need more)"
+        f"--gpu {gpu.name}: assumes that a process can use all {show_bytes(gpu.capacity)}; a real card has a little more or "
+        "less; times are not estimated, cuBLAS's workspaces are the largest of any GPU, and attention runs as on Ampere and "
+        "later (a V100 or T4 may need more)"
     ]

@@ -12,6 +12,7 @@ from memcalc.core.dims import formula, numel
 from memcalc.inputs.model import Model, bundled_spec
 from memcalc.report.consoles import LISTING, console_for
 from memcalc.report.fitting import Column
+from memcalc.report.folding import Folded
 from memcalc.report.listing import print_columns
 from memcalc.units import show_count
 
@@ -88,7 +89,7 @@ def print_model(model: Model, file: IO[str]) -> None:
     table.add_column("parameters", justify="right")
     table.add_column("share", justify="right")
     for component, count in model.parameters_by_component().items():
-        table.add_row(component, f"{count:,}", f"{100 * count / model.num_parameters:.2f} %")
+        table.add_row(component, f"{count:,}", f"{100 * count / model.num_parameters:.2f}%")
     console.print(table)
     weights = Table(header_style="bold", box=None, pad_edge=False)
     weights.add_column("weight", overflow="fold")
@@ -98,7 +99,10 @@ def print_model(model: Model, file: IO[str]) -> None:
     for w in model.weight_classes:
         sizes = "×".join(str(d.size) for d in w.shape)
         weights.add_row(
-            w.name, f"{formula(w.shape)} = {sizes}", str(model.copies(w)), f"{model.copies(w) * numel(w.shape)[0]:,}"
+            Folded(w.name),
+            Folded(f"{formula(w.shape)} = {sizes}"),
+            str(model.copies(w)),
+            f"{model.copies(w) * numel(w.shape)[0]:,}",
         )
     console.print()
     console.print(weights)

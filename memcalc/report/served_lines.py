@@ -87,8 +87,8 @@ def print_dtypes(model: Model, lines: Sequence[Line], *, file: IO[str]) -> None:
                   pad_edge=False)  # fmt: skip
     table.add_column("dtype", no_wrap=True)
     for whose in ("accelerate", "exact"):
-        for what in ("largest layer", "total", "training with Adam"):
-            table.add_column(f"{whose}: {what}", justify="right")
+        for what in ("largest\nlayer", "total", "training\nwith Adam"):
+            table.add_column(f"{whose}\n{what}", justify="right")
     for line in lines:
         table.add_row(line.dtype, *_cells(line.accelerate), *_cells(line.exact))
     console.print(table, Text())

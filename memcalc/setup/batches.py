@@ -41,6 +41,6 @@ def global_batch_size_of(options: Options, dp: int) -> int:
         refuse(
             "global_batch_size",
             options.global_batch_size,
-            f"does not divide by dp {dp} · micro-batch {options.micro_batch_size} = {unit}; allowed: a multiple of {unit}",
+            f"is not divisible by dp {dp} · micro-batch {options.micro_batch_size} = {unit}; allowed: a multiple of {unit}",
         )
     return options.global_batch_size

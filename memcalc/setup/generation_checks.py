@@ -30,7 +30,8 @@ def with_generation(options: Options, model: Model | None, dp: int) -> Options:
     if options.task not in ONLINE:
         for name in OPTIONS:
             if getattr(options, name) is not None:
-                refuse(name, getattr(options, name), f"is an option of --task {' and '.join(ONLINE)}; allowed: with it")
+                task = f"--task {' or '.join(ONLINE)}"
+                refuse(name, getattr(options, name), f"is an option of {task}; allowed: with {task}")
         return options
     if model is None:
         return options  # refused by name later

@@ -19,7 +19,7 @@ def check_optimizer_of_layers(options: Options, model: Model) -> None:
     check_weights_of_optimizer(options, model)
     if optimizer.takes_linear_layers_alone and model.support.conv1d:
         why = f"takes nn.Linear alone, and the layers of a {model.model_type} are Conv1D"
-        refuse("optimizer", optimizer.name, f"{why}; allowed: another one")
+        refuse("optimizer", optimizer.name, f"{why}; allowed: another --optimizer, such as adamw")
 
 
 def check_adam_mini(options: Options, engine: str, model: Model | None) -> None:
@@ -35,10 +35,14 @@ def check_adam_mini(options: Options, engine: str, model: Model | None) -> None:
         kind = block_of(weight.name)
         if kind == "row" and len(weight.shape) != 2:
             why = f"takes {weight.name} for a matrix by its name, and fails"
-            refuse("optimizer", "adam-mini", f"{why}; allowed: another one for a {model.model_type}")
+            refuse(
+                "optimizer", "adam-mini", f"{why}; allowed: another --optimizer for a {model.model_type}, such as adamw"
+            )
         if kind == "head" and (not head or numel(weight.shape)[0] % head):
             why = f"does not find whole heads of hidden²/heads elements in {weight.name}"
-            refuse("optimizer", "adam-mini", f"{why}; allowed: another one for a {model.model_type}")
+            refuse(
+                "optimizer", "adam-mini", f"{why}; allowed: another --optimizer for a {model.model_type}, such as adamw"
+            )
 
 
 def check_fused_backward(options: Options, engine: str, precision: str, model: Model | None) -> None:
@@ -64,15 +68,14 @@ def check_fused_backward(options: Options, engine: str, precision: str, model: M
         if value != plain:
             refuse("optimizer", name, f"with --{other.replace('_', '-')} {value} {NOT_YET}without it")
     if model.program.source or model.program.untrained:
-        refuse("optimizer", name, f"for a {model.model_type} {NOT_YET}another one")
+        refuse("optimizer", name, f"for a {model.model_type} {NOT_YET}another --optimizer, such as adamw")
     if model.support.conv1d:
         why = "with Conv1D, where the order of the gradients of bias and weight matters,"
-        refuse("optimizer", name, f"for a {model.model_type}, {why} {NOT_YET}another one")
+        refuse("optimizer", name, f"for a {model.model_type}, {why} {NOT_YET}another --optimizer, such as adamw")
     odd = next((w.name for w in model.program.weights() if name == "adalomo" and len(w.shape) not in (1, 2)), None)
     if odd is not None:
-        refuse(
-            "optimizer", name, f"has moments of matrices and vectors alone, and fails for {odd}; allowed: another one"
-        )
+        why = f"has moments of matrices and vectors alone, and fails for {odd}"
+        refuse("optimizer", name, f"{why}; allowed: another --optimizer, such as adamw")
 
 
 _WITHOUT_MASTERS: Final = ("bf16", "fp32", "bf16-autocast")
@@ -113,7 +116,7 @@ def check_weights_of_optimizer(options: Options, model: Model) -> None:
     """Raise InputError for one of DeepSpeed's own optimizers and weights that get no gradient."""
     optimizer = EVERY_OPTIMIZER[options.optimizer]
     if optimizer.only_engine is not None and model.program.untrained:
-        why = f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}another one"
+        why = f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}another --optimizer, such as adamw"
         refuse("optimizer", optimizer.name, why)
 
 
@@ -121,7 +124,8 @@ def check_optimizer_of_deepspeed(options: Options, *, states_only: bool) -> None
     """Raise InputError for an optimizer that needs whole matrices, and for one that stage 0 is not modelled with."""
     optimizer = EVERY_OPTIMIZER[options.optimizer]
     if not optimizer.takes_flat:
-        why = f"needs whole matrices, and deepspeed's partitions are flat; {NOT_YET}another one"
+        allowed = ", ".join(name for name, one in EVERY_OPTIMIZER.items() if one.takes_flat and one.only_engine is None)
+        why = f"needs whole matrices, and DeepSpeed's partitions are flat; allowed: {allowed}"
         refuse("optimizer", optimizer.name, why)
     if options.zero == 0 and not states_only and not optimizer.takes_stage_0:
         allowed = ", ".join(name for name, one in EVERY_OPTIMIZER.items() if one.takes_flat and one.takes_stage_0)

@@ -238,7 +238,7 @@ def data_parallel_degree(options: Options) -> int:
     """Return the number of ranks that have the same part of the model. Raises InputError if the GPUs do not divide."""
     product = options.tp * options.pp * options.cp
     if options.gpus % product:
-        refuse("gpus", options.gpus, f"does not divide by {_degrees(options)}; allowed: a multiple of {product}")
+        refuse("gpus", options.gpus, f"is not divisible by {_degrees(options)}; allowed: a multiple of {product}")
     dp = options.gpus // product
     if options.dp is not None and options.dp != dp:
         shown = _degrees(options)

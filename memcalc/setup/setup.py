@@ -118,7 +118,7 @@ class Setup(NamedTuple):
     dora: bool
     """True if adapters have a magnitude for each output (`use_dora`)."""
     input_require_grads: bool
-    """True if the output of the embeddings wants a gradient though its table does not train."""
+    """True if the output of the embeddings requires a gradient though its table does not train."""
     base_dtype: str | None
     """The dtype that the frozen weights are loaded in; None: the precision's, which is fp32 under autocast."""
     quantize: str

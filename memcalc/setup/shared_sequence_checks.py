@@ -18,10 +18,10 @@ def check_sequence_parallel(options: Options, seq_len: int, attention: str, mode
         refuse("sequence_parallel", "on", f"with engine fsdp2 for a {model.model_type} {NOT_YET}off")
     program: Any = model.program
     if program.ffn.size % options.tp:
-        why = f"{model.name} has a feed-forward width of {program.ffn.size}, which does not divide by tp {options.tp}"
+        why = f"{model.name} has a feed-forward width of {program.ffn.size}, which is not divisible by tp {options.tp}"
         refuse("sequence_parallel", "on", f"{why}, as torch's plan needs; allowed: off, or another --tp")
     if seq_len % options.tp:
-        why = f"does not divide by tp {options.tp}, and torch's SequenceParallel needs equal parts"
+        why = f"is not divisible by tp {options.tp}, and torch's SequenceParallel needs equal parts"
         refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {options.tp}")
     if options.padded:
         refuse("padded", "on", f"with sequence parallelism {_MASK_OF_SHARD}; allowed: off")
@@ -54,7 +54,7 @@ def check_context_parallel(options: Options, seq_len: int, attention: str, model
         fit = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
         refuse("cp", ranks, f"{why}; allowed: {', '.join(map(str, fit))}")
     if seq_len % ranks:
-        why = f"does not divide by cp {ranks}, and each rank needs an equal part"
+        why = f"is not divisible by cp {ranks}, and each rank needs an equal part"
         refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {ranks}")
     if options.padded:
         refuse(

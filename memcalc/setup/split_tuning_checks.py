@@ -102,7 +102,7 @@ def _check_copies(options: Options, program: Program, plan: list[str]) -> None:
 
 def _check_stages(options: Options, model: Model, name: str, value: object) -> None:
     """Raise InputError for a schedule in which frozen stages are not modelled, or in which torch trains no weight of a stage
-    whose input wants no gradient."""
+    whose input requires no gradient."""
     if not flushes(options.schedule):
         why = f"with schedule {options.schedule}, which updates weights while micro-batches are in flight,"
         refuse(name, value, f"{why} {NOT_YET}another --schedule such as 1f1b")
@@ -112,7 +112,7 @@ def _check_stages(options: Options, model: Model, name: str, value: object) -> N
         for stage in program.stages:
             untrained = stage.backward_from(asks=False) is not None and not stage.input_wants_gradient(asks=False)
             if untrained and not stage.span.first:
-                why = f"torch's split backward trains no weight of a stage whose input wants no gradient, as on rank {number}"
+                why = f"torch's split backward trains no weight of a stage whose input requires no gradient, as on rank {number}"
                 refuse(name, value, f"with schedule {options.schedule} {why}; allowed: gpipe, 1f1b, interleaved")
 
 

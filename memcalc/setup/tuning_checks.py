@@ -138,7 +138,7 @@ def check_ddp(model: Model | None) -> None:
 
 
 def _has_unreached(model: Model) -> bool:
-    """Tell whether some weights want a gradient and get none."""
+    """Tell whether some weights require a gradient and get none."""
     program = model.program
     return bool(program.untrained) and any(
         program.wants_gradient(w) and not program.gets_gradient(w) for w in program.weights()
@@ -162,7 +162,7 @@ def adapter_options(options: Options) -> dict[str, Any]:
 
 
 def input_require_grads_of(options: Options, engine: str, model: Model | None) -> bool:
-    """Return whether the output of the embeddings wants a gradient. transformers' switch of checkpointing turns that on
+    """Return whether the output of the embeddings requires a gradient. transformers' switch of checkpointing turns that on
     for models of tokens (activation_checkpointing_enable in modeling_utils.py). It changes nothing if all weights
     train."""
     given = options.input_require_grads

@@ -86,7 +86,7 @@ class Choices(NamedTuple):
     """The micro-batches of a step in one run. More than one are run if later ones find something that the first has
     left."""
     input_require_grads: bool = False
-    """True if the output of the embeddings wants a gradient."""
+    """True if the output of the embeddings requires a gradient."""
     own_dtypes: bool = False
     """True if adapters keep a dtype of their own."""
 

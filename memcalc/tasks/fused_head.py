@@ -45,7 +45,7 @@ def shorter(seq: Dim) -> Dim:
 
 @dataclass(slots=True)
 class Asked:
-    """The wishes of a task for the head, and the outputs of the head."""
+    """The outputs that a task asks of the head, and the outputs themselves."""
 
     labels: Tensor
     metrics: tuple[str, ...]

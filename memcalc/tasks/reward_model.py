@@ -45,7 +45,7 @@ def check_reward_model(options: Options) -> None:
     if name is None:
         return
     if options.task != "grpo":
-        refuse("reward_model", name, "scores what --task grpo generates; allowed: with it")
+        refuse("reward_model", name, "scores what --task grpo generates; allowed: with --task grpo")
     from memcalc.errors import InputError
 
     try:

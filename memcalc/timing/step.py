@@ -103,7 +103,7 @@ def _copied(report: Report) -> list[Timed] | Unknown:
     if report.setup.offload_params == "none":
         return []
     if report.setup.offload_params == "nvme":
-        return Unknown("weights are in files, and nobody has said how fast NVMe is")
+        return Unknown("weights are in files, and the bandwidth of NVMe is not known")
     from memcalc.timing.host_link import copies
 
     return copies(report)

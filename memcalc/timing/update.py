@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def update(report: Report, rates: Rates) -> list[Timed] | Unknown:
     """Return the time of the update; Unknown if it runs on the host, whose speed is not known."""
     if report.setup.offload_optimizer == "nvme":
-        return Unknown("the optimizer is in files, and nobody has said how fast NVMe and the host are")
+        return Unknown("the optimizer is in files, and the speeds of NVMe and of the host are not known")
     if report.setup.offload_optimizer != "none":
-        return Unknown("the optimizer runs on the host, and nobody has said how fast the host is")
+        return Unknown("the optimizer runs on the host, whose speed is not known")
     return optimizer(report, rates)

@@ -105,7 +105,7 @@ def _product(m: Module) -> Tensor:
 
 
 def _norm(weight: Tensor, lora_weight: Tensor) -> Tensor:
-    """Return the length of each row of the sum, which wants no gradient (get_weight_norm)."""
+    """Return the length of each row of the sum, which requires no gradient (get_weight_norm)."""
     detached = Tensor(lora_weight.storage, lora_weight.shape, lora_weight.strides, lora_weight.dtype)
     scaled = scale(detached, "mul")
     streams("mul", detached, scaled)

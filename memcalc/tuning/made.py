@@ -47,7 +47,7 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
 
 
 def _frozen(program: Program, text: str) -> Program:
-    """Return a copy of the program in which the parts that `text` names want no gradient."""
+    """Return a copy of the program in which the parts that `text` names require no gradient."""
     held: dict[int | None, set[str]] = {}
     places = frozen_by(text, program)
     for i, weight in enumerate(program.weights()):

@@ -36,7 +36,7 @@ from memcalc.validate.components import components
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import balanced_routing, routing
 from memcalc.validate.gathered import Gathered
-from memcalc.validate.host import Places
+from memcalc.validate.jobs import enter_all, job_of
 from memcalc.validate.left import Left
 from memcalc.validate.live import Live, resizing, whole_shapes_uncounted
 from memcalc.validate.meter import Meter
@@ -46,6 +46,8 @@ from memcalc.validate.preference import is_of_trl, preference_job, triton_of_a_g
 from memcalc.validate.quantized import four_bit_products_of_cuda
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
+from memcalc.validate.special import has_two_stacks_in_stages, is_special, looks_at_tensors
+from memcalc.validate.two_places import places_of
 from memcalc.validate.untouched import Untouched
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ def _can_be_fake(setup: Setup) -> bool:
     plain = setup.quantize == "none"  # bitsandbytes' parameters are a subclass that wraps real tensors alone
     return (
         plain
+        and not (is_special(setup) and looks_at_tensors(setup))
         and setup.engine not in ("ddp", "deepspeed")
         and not is_of_trl(setup)
         and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
@@ -109,15 +112,18 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
             stack.enter_context(as_on_cuda() if setup.shares_sequences else kernels_of_cuda())
         if setup.autocast_dtype is not None:
             stack.enter_context(cuda_lists_on_the_cpu())
+        live.places = places_of(setup)
         if setup.engine == "deepspeed":
-            live.places = Places() if setup.offloads else None
             stack.enter_context(deepspeed.on_the_cpu(live.places))
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
         if is_of_trl(setup):
             stack.enter_context(triton_of_a_gpu())
         stack.enter_context(routing(setup, alone=True))
-        stack.enter_context(four_bit_products_of_cuda(setup))
+        if is_special(setup):
+            enter_all(setup, live.places, stack)
+        else:
+            stack.enter_context(four_bit_products_of_cuda(setup))
         if setup.ep == 1 and not fake:  # experts that are run in a loop have their rows
             stack.enter_context(balanced_routing())
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
@@ -144,6 +150,8 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
     def made(of: Setup = setup) -> Any:
         return build(of, model if of is setup else model.whole, fields_of(model))
 
+    if is_special(setup) or has_two_stacks_in_stages(report):
+        return job_of(live, report, mesh, stack)
     if is_of_trl(setup):
         return preference_job(setup, made, "cpu", live, stack)
     if setup.pp > 1:
@@ -202,7 +210,8 @@ def _steps_before(setup: Setup) -> int:
 
 def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
     gc.collect()
-    counters = nbytes(on_the_cpu(job.optimizer))
+    places = live.places
+    counters = nbytes(t for t in on_the_cpu(job.optimizer) if places is None or not places.is_of_host(t))
     meter, left = Meter(live), Left(live, weights, in_flight=setup.pp > 1)
 
     def enter(phase: str) -> None:

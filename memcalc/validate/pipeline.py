@@ -9,13 +9,16 @@ stages are told what they otherwise agree on before their first step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from memcalc.pipelining.orders import order
+from memcalc.pipelining.placement import places
 from memcalc.pipelining.programs import Span, spans
+from memcalc.pipelining.schedules import NAMES, placement_of, schedule_of
 from memcalc.validate.context_parallel import ROTATES, shared_tensors, without_masks
 from memcalc.validate.dtypes import DTYPES
 from memcalc.validate.engines import split_logits, under_loss_parallel
@@ -31,7 +34,13 @@ SCHEDULES: dict[str, Any] = {
     "1f1b": schedules.Schedule1F1B,
     "interleaved": schedules.ScheduleInterleaved1F1B,
     "zero-bubble": schedules.ScheduleInterleavedZeroBubble,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+    "dualpipev": schedules.ScheduleDualPipeV,
 }
+_TYPES: dict[str, Any] = {
+    "forward": schedules.FORWARD, "backward": schedules.FULL_BACKWARD, "backward of inputs": schedules.BACKWARD_INPUT,
+    "backward of weights": schedules.BACKWARD_WEIGHT,
+}  # fmt: skip
 
 
 class StageModule(torch.nn.Module):
@@ -70,22 +79,27 @@ def pipeline(
     mesh: Any,
     *,
     alone: bool,
+    wanted: Sequence[bool] | None = None,
 ) -> Job:
     """Return the job of a pipeline rank.
 
     `build` makes the whole model, with its tensor parallelism; `shard` puts a stage under `fully_shard` and on its
-    device; `alone`: there are no other ranks. If ranks have parts of a sequence, the caller gives positions:
-    transformers would count the tokens of a part.
+    device; `alone`: there are no other ranks; `wanted` tells of each stage whether its output wants a gradient (None: all
+    do). If ranks have parts of a sequence, the caller gives positions: transformers would count the tokens of a part.
     """
     device = torch.device(mesh.device_type)
     whole_sequence = setup.seq_len or 1
     own_part = whole_sequence // setup.cp
     part = own_part // setup.tp if setup.sequence_parallel else own_part
     positions = torch.arange(whole_sequence, device=device).unsqueeze(0) if part < whole_sequence else None
-    own = spans(model.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)[rank]
+    lying = stages_of(setup, model)[rank]
+    own, in_all = (
+        [span for _, span in lying],
+        1 + max(number for of_rank in stages_of(setup, model) for number, _ in of_rank),
+    )
     stages: list[Any] = []
     loss_of: Any = None
-    for i, span in enumerate(own):
+    for number, span in lying:
         whole = build()
         if setup.shares_sequences:
             without_masks(whole)
@@ -93,20 +107,20 @@ def pipeline(
         sizes = setup.micro_batch_size, own_part
         between = setup.micro_batch_size, part
         hidden = torch.empty(*between, whole.config.hidden_size, dtype=DTYPES[setup.compute_dtype], device="meta")
-        logits = hidden.new_empty(*sizes, whole.config.vocab_size).requires_grad_()
+        logits = hidden.new_empty(*sizes, whole.config.vocab_size)
+        output = (logits if span.last else hidden.clone()).requires_grad_(wanted is None or wanted[number])
         tokens = torch.empty(sizes, dtype=torch.int64, device="meta")
         module = StageModule(whole, span, positions)
         del whole
         shard(module)
         stages.append(
             PipelineStage(
-                module, i * setup.pp + rank, setup.pp * setup.virtual_stages, device,
-                input_args=tokens if span.first else hidden.requires_grad_(),
-                output_args=logits if span.last else hidden.requires_grad_(), group=mesh.get_group("pp"),
+                module, number, in_all, device,
+                input_args=tokens if span.first else hidden.requires_grad_(wanted is None or wanted[number - 1]),
+                output_args=output, group=mesh.get_group("pp"),
             )
         )  # fmt: skip
-    of_one = setup.schedule in ("gpipe", "1f1b")
-    schedule = SCHEDULES[setup.schedule](stages[0] if of_one else stages, setup.micro_batches, loss_fn=loss_of)
+    schedule = _scheduled(setup, stages, loss_of)
     if alone:
         schedule._warmup_p2p = _agreed
     optimizer = make(setup, by_mesh(p for stage in stages for p in stage.submod.parameters()))
@@ -136,6 +150,29 @@ def pipeline(
 
     modules = [stage.submod for stage in stages]
     return Job(modules, optimizer, batch, under_loss_parallel(step) if split_logits(setup) else step)
+
+
+def stages_of(setup: Setup, model: Model) -> list[list[tuple[int, Span]]]:
+    """Return for each rank the number of each of its stages among all, and the stage's layers."""
+    placement, chunks = placement_of(setup.schedule), setup.virtual_stages
+    if setup.schedule in NAMES:
+        chunks = schedule_of(setup.schedule).chunks
+    cut = spans(model.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, placement)
+    numbers = [[at.stage for at in places(placement, rank, setup.pp, chunks)] for rank in range(setup.pp)]
+    return [list(zip(own, of_rank, strict=True)) for own, of_rank in zip(numbers, cut, strict=True)]
+
+
+def _scheduled(setup: Setup, stages: list[Any], loss_of: Any) -> Any:
+    """Return torch's own schedule, or its runtime over the orders of all ranks."""
+    if setup.schedule in SCHEDULES:
+        of_one = setup.schedule in ("gpipe", "1f1b")
+        return SCHEDULES[setup.schedule](stages[0] if of_one else stages, setup.micro_batches, loss_fn=loss_of)
+    runtime: Any = schedules._PipelineScheduleRuntime(stages, setup.micro_batches, loss_fn=loss_of)
+    orders = [order(setup.schedule, rank, setup.pp, setup.micro_batches) for rank in range(setup.pp)]
+    runtime._prepare_schedule_with_comms(
+        {rank: [schedules._Action(rank, _TYPES[kind], i) for kind, _, i in own] for rank, own in enumerate(orders)}
+    )
+    return runtime
 
 
 def clip_over_stages(parameters: list[Any], group: Any) -> None:

@@ -15,6 +15,7 @@ from memcalc.estimation.report import Report
 from memcalc.validate.checks import BACKENDS, INSTALL, check
 from memcalc.validate.comparison import Comparison, Measured, predicted_memory
 from memcalc.validate.gpus import known
+from memcalc.validate.special import check_special
 from memcalc.validate.suites import Case, model_of, options_of
 
 
@@ -25,6 +26,7 @@ def validate(model: Any, *, backend: str = "fake", **options: Any) -> Comparison
     OutOfMemoryError through.
     """
     report = estimate(model, **options)
+    check_special(report, backend)
     check(report, backend)
     measure = measurer(backend)
     if backend == "cuda":

@@ -20,6 +20,7 @@ Case = Mapping[str, Any]
 SUITES: Final[Mapping[str, str]] = {
     "quick": "a minute or two with --backend fake: one case of each engine, precision and kind of model",
     "gpu": "one GPU of 80 GB or more with --backend cuda: models cut to a few layers and whole small ones, every option",
+    "fine-tuning": "a few minutes with --backend fake: quantised bases in shards, packed rows, offload, optimizers, TRL's tasks",
 }
 """The bundled suites, each a file of its name in suites/."""
 

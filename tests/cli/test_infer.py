@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import LONG, check_refused, here, program
+from crossed import crossed
 
 import memcalc
 
@@ -38,9 +39,11 @@ def test_check_tells_by_the_status(
     assert here(capsys, *arguments, *flags).status == (status if check else 0)
 
 
-@pytest.mark.parametrize("columns", [60, 100, 120])
 @pytest.mark.parametrize(
-    "arguments", [("llama-7b",), ("jamba-v0.1", "--batch-size", "4"), ("llama-2-70b", "--tp", "8", "--rows")]
+    ("arguments", "columns"),
+    crossed(
+        [("llama-7b",), ("jamba-v0.1", "--batch-size", "4"), ("llama-2-70b", "--tp", "8", "--rows")], [60, 100, 120]
+    ),
 )
 def test_no_line_is_wider_than_asked(arguments: tuple[str, ...], columns: int) -> None:
     ran = program("infer", *arguments, COLUMNS=str(columns))
@@ -84,3 +87,19 @@ def test_refusals(arguments: str, words: tuple[str, ...], capsys: pytest.Capture
 def test_what_is_not_known_to_fit_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     ran = here(capsys, "infer", "gpt2", "--gpu", "t4", "--cache", "static", "--check")
     check_refused(ran, "--check", "cannot be shown to fit")
+
+
+def test_the_format_of_quantised_weights_and_that_not_one_sequence_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = here(capsys, *TOO_LARGE, "--quantize", "nf4").stdout
+    assert "in bf16, weights in nf4" in shown
+    assert "not one such sequence fits" in shown
+    assert "weights in" not in here(capsys, *FITS).stdout.splitlines()[0]
+
+
+def test_the_table_of_dtypes_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = here(capsys, "infer", "llama-3-8b", "--dtype-table").stdout
+    assert "…" not in shown
+    assert sum("accelerate" in line for line in shown.splitlines()[:4]) == 2

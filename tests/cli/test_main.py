@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import LONG, PROGRAM, check_refused, environment, here, program
+from crossed import crossed
 
 import memcalc
 from memcalc.cli.help import SHORT
@@ -116,8 +117,10 @@ def test_unknown_option_before_the_command(option: str, capsys: pytest.CaptureFi
 # --- the world around the program
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8:strict"])
-@pytest.mark.parametrize("output", [[], ["--json"], ["--rows"], ["--format", "markdown"]])
+@pytest.mark.parametrize(
+    ("encoding", "output"),
+    crossed(["ascii", "cp1252", "utf-8:strict"], [[], ["--json"], ["--rows"], ["--format", "markdown"]]),
+)
 def test_any_encoding_of_stdout_will_do(encoding: str, output: list[str]) -> None:
     """A pipe on Windows is cp1252, which has neither the bars of the table nor the brackets of a formula."""
     ran = program("estimate", "--model", "gpt2", "--gpus", "8", "--zero", "1", *output, PYTHONIOENCODING=encoding)

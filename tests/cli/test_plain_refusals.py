@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,11 +127,46 @@ def test_a_reduce_is_a_collective_of_the_document() -> None:
     assert all(c["wire"] == c["payload"] for c in reduced)
 
 
-def test_stages_of_an_encoder_are_not_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["validate", "t5-small", "--gpus", "2", "--pp", "2", "--zero", "3", "--schedule", "gpipe", "-s", "8"]) == 2
-    )
+def test_stages_of_an_encoder_are_not_run_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--gpus", "2", "--pp", "2", "--zero", "3", "--schedule", "gpipe", "-s", "8", "--backend", "cuda"]
+    assert main(["validate", "t5-small", *options]) == 2
     said = capsys.readouterr().err
     assert said == (
-        "memcalc: --pp 2: for a t5 in a run is not modelled by this version; allowed: 1; memcalc estimate takes it\n"
+        "memcalc: --pp 2: for a t5 on a GPU is not modelled by this version; allowed: --backend fake, or 1\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["estimate", "llama-7b", "--zer", "3"], "--zer: unknown option; did you mean --zero"),
+        (["estimate", "llama-7b", "--zero"], "--zero: requires an argument"),
+        (["estimate", "llama-7b", "--json=3"], "--json: does not take a value"),
+        (["estimate", "a", "b"], "b: too many words; allowed: memcalc estimate [OPTIONS] [MODEL]; several models"),
+        (["quiz", "a"], "a: too many words; allowed: memcalc quiz [OPTIONS]"),
+        (
+            ["estimate", "llama-7b", "-s", "4kk"],
+            "--seq-len 4kk: allowed: a whole number from 1 to 100000000 (4k is 4096)",
+        ),
+    ],
+)
+def test_a_command_line_that_is_misspelt(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert len(shown.err.splitlines()) == 1
+    assert shown.err.startswith(f"memcalc: {said}")
+
+
+def test_a_configuration_is_named_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**LLAMA, "hidden_size": 65}), encoding="utf-8")
+    assert refused(memcalc.estimate, str(file)).startswith(f"--model {file}: hidden_size 65 is not divisible by ")
+
+
+def test_an_optimizer_of_whole_matrices_names_those_that_run() -> None:
+    said = refused(memcalc.estimate, LLAMA, gpus=2, zero=3, optimizer="muon")
+    assert said.startswith(
+        "--optimizer muon: needs whole matrices, and DeepSpeed's partitions are flat; allowed: adamw, "
+    )
+    assert memcalc.estimate(LLAMA, gpus=2, zero=3, optimizer=said.rpartition(", ")[2]).peak > 0

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from command import LONG, PROGRAM, check_refused, environment, here, program
+from crossed import crossed
 
 from memcalc.explanation.topics import TOPICS
 
@@ -107,8 +108,7 @@ def test_chinese_is_asked_for_or_the_locales(
     assert here(capsys, "quiz", "--seed", "1", "--json").stdout == asked
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize(("width", "language"), crossed([20, 40, 80, 200], ["zh", "en"]))
 def test_lines_fold_to_the_width(width: int, language: str) -> None:
     from rich.cells import cell_len
 

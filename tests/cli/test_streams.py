@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import PROGRAM, Ran, environment
+from crossed import crossed
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="descriptors and signals of POSIX")
 
@@ -37,14 +38,9 @@ def check_line(ran: Ran, *words: str) -> None:
         assert word in ran.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_closed_stdout_is_one_line(command: str) -> None:
-    check_line(shell(f"memcalc {command} >&-"), "stdout: cannot be written")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_stdout_is_one_line(command: str) -> None:
-    check_line(shell(f"memcalc {command} >/dev/full"), "stdout: cannot be written")
+@pytest.mark.parametrize(("command", "place"), crossed(COMMANDS, [">&-", ">/dev/full"]))
+def test_a_stdout_that_is_closed_or_full_is_one_line(command: str, place: str) -> None:
+    check_line(shell(f"memcalc {command} {place}"), "stdout: cannot be written")
 
 
 @pytest.mark.parametrize(
@@ -56,9 +52,9 @@ def test_a_reader_that_leaves_is_no_error(command: str) -> None:
     assert ran.stdout.count("\n") == 1
 
 
-@pytest.mark.parametrize("form", ["", "--json", "--rows"])
-@pytest.mark.parametrize(("gpu", "status"), [("1GB", 1), ("80GB", 0)])
-def test_a_reader_that_leaves_does_not_change_the_answer(form: str, gpu: str, status: int) -> None:
+@pytest.mark.parametrize(("form", "fits"), crossed(["", "--json", "--rows"], [False, True]))
+def test_a_reader_that_leaves_does_not_change_the_answer(form: str, fits: bool) -> None:
+    gpu, status = ("80GB", 0) if fits else ("1GB", 1)
     ran = shell(f"memcalc {ESTIMATE} -s 64 --gpu {gpu} --check {form} | true")
     assert (ran.status, ran.stderr) == (status, "")
 

@@ -90,7 +90,7 @@ def test_divided_is_an_equal_part() -> None:
     assert divided(Dim("hidden", 64), 4).size == 16
     assert divided(Dim("hidden", 64), 4).name == "hidden/4"
     for dim in (Dim("hidden", 63), workload_size(1, 64).seq):  # of seq only one length would divide
-        with pytest.raises(ValueError, match="does not divide"):
+        with pytest.raises(ValueError, match="is not divisible"):
             divided(dim, 4)
 
 

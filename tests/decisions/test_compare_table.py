@@ -48,3 +48,10 @@ def test_columns_stand_side_by_side_or_below_each_other(compared: Compared, monk
     assert len(re.findall(r"^peak +\d", wide, re.MULTILINE)) == 1
     assert len(re.findall(r"^  peak +\d", narrow, re.MULTILINE)) == 4
     assert len(re.findall(r"^zero \d · engine", narrow, re.MULTILINE)) == len(compared.columns)
+
+
+def test_a_setup_that_does_not_fit_says_what_its_negative_room_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu, fits in (("t4", False), ("h100-80gb", True)):
+        compared = memcalc.compare("gpt2", gpus=2, zero=[0, 1], gpu=gpu, micro_batch_size=16)
+        assert {column.report.fits for column in compared.columns if column.report is not None} == {fits}
+        assert ("to spare below zero" in printed(compared, monkeypatch, 120)) == (not fits)

@@ -224,7 +224,7 @@ def test_the_short_way_to_a_verdict_ends_at_the_full_one(engine: str) -> None:
         ("params", {"params": "7B", "gpu": "t4"}, "--params 7B: is what --solve params searches for"),
         ("micro-batch-size", {"params": "7B", "gpu": "t4"}, "model states of a bare number of parameters"),
         ("micro-batch-size", {"model": "gpt2", "gpu": "zz"}, "--gpu zz: unknown GPU"),
-        ("micro-batch-size", {"model": "gpt2", "gpu": "t4", "tp": 3}, "--gpus 1: does not divide by tp 3"),
+        ("micro-batch-size", {"model": "gpt2", "gpu": "t4", "tp": 3}, "--gpus 1: is not divisible by tp 3"),
         ("layers", {"model": "gpt2", "gpu": "t4", "engine": "x"}, "--engine x: allowed"),
     ],
 )

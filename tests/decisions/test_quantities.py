@@ -28,7 +28,7 @@ def test_micro_batches() -> None:
     shared = quantity("micro-batch-size", gpus=8, zero=3, global_batch_size=96)
     assert list(shared.values) == [1, 2, 3, 4, 6, 12]
     assert "--global-batch-size 96" in shared.end and "12 sequences" in shared.end
-    with pytest.raises(InputError, match="--global-batch-size 12: does not divide"):
+    with pytest.raises(InputError, match="--global-batch-size 12: is not divisible"):
         quantity("micro-batch-size", gpus=8, global_batch_size=12)
 
 
@@ -95,7 +95,7 @@ def test_a_given_value_is_not_searched() -> None:
         ("params", {"model": "gpt2"}, "--solve params: sizes model states without a model"),
         ("seq-len", {"model": "resnet-50"}, "--solve seq-len: the model is trained on images"),
         ("seq-len", {"engine": "x"}, "--engine x: allowed"),
-        ("seq-len", {"tp": 3}, "--gpus 1: does not divide by tp 3"),
+        ("seq-len", {"tp": 3}, "--gpus 1: is not divisible by tp 3"),
     ],
 )
 def test_what_is_refused(name: str, options: dict[str, Any], words: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import examples
 
 from memcalc.device.allocator import (
     BLOCK,
@@ -185,7 +186,7 @@ def in_memory(blocks: list[Block]) -> int:
 
 
 @BOTH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(asked=_ASKED)
 def test_whatever_is_asked(kind: type[CachingAllocator], asked: list[tuple[int, str, int]]) -> None:
     """Blocks lie side by side in segments without a gap, free neighbours are one, and the counters are the sums."""
@@ -219,7 +220,7 @@ def test_whatever_is_asked(kind: type[CachingAllocator], asked: list[tuple[int, 
     assert sum(free) == allocator.reserved
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(asked=_ASKED, limit=st.integers(20, 200))
 def test_a_limit_is_kept_and_changes_nothing_where_it_is_not_reached(
     asked: list[tuple[int, str, int]], limit: int
@@ -288,7 +289,7 @@ def test_a_free_block_before_a_gap_counts_as_large_as_it_could_grow() -> None:
     assert allocator.allocate(5 * MIB, "default").address == 80 * MIB  # not the 5 MiB from 15 on, that could be 45
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(asked=_ASKED, limit=st.integers(20, 200))
 def test_expandable_segments_within_a_limit(asked: list[tuple[int, str, int]], limit: int) -> None:
     """Only what is really in use is kept: a request is refused where pages in use and its own are more than the limit."""

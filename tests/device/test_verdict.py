@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published_runs import PUBLISHED_RUNS, RESERVED_RUNS, PublishedRun
+from records import examples
 
 import memcalc
 from memcalc.device.allocator import ROUNDING, CachingAllocator, OutOfMemory
@@ -211,7 +213,7 @@ def least_lost(report: memcalc.Report, options: dict[str, Any]) -> float:
     st.sampled_from(("none", "full")),
     st.floats(0.6, 1.6),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_verdict_is_better_because_less_is_known(
     setup: dict[str, Any], optimizer: str, seq_len: int, batch: int, recompute: str, share: float
 ) -> None:
@@ -233,10 +235,24 @@ def test_no_verdict_is_better_because_less_is_known(
 # --- runs that others have published
 
 
-@pytest.mark.parametrize("run", PUBLISHED, ids=lambda run: run["id"])
+@cache
+def _model(fields: str) -> memcalc.Model:
+    return memcalc.load_model(json.loads(fields))
+
+
+def estimated(setup: dict[str, Any]) -> memcalc.Report:
+    """Estimate a published run; those of one model share its runs on paper."""
+    return memcalc.estimate(_model(json.dumps(setup["model"])), **{k: v for k, v in setup.items() if k != "model"})
+
+
+@pytest.mark.parametrize(
+    "run",
+    [pytest.param(run, id=run["id"], marks=[pytest.mark.slow] * (i % 4 > 0)) for i, run in enumerate(PUBLISHED)],
+)
 def test_verdicts_on_published_runs(run: dict[str, Any]) -> None:
+    """A part of them: tests/docs/test_evidence.py has the verdicts of all."""
     setup, expected = run["setup"], run["expect"]
-    report = memcalc.estimate(**setup)
+    report = estimated(setup)
     assert report.fits is expected["fits"]
     if "allocated" in expected:
         assert abs(report.allocated / expected["allocated"] - 1) < 0.007
@@ -249,7 +265,7 @@ HELD_BACK = 1 + LEAST_ERROR / 100
 def near_the_line() -> list[tuple[str, memcalc.Report, float | None, float | None]]:
     """Published runs: what they had allocated, and what they took on a GPU that had room for it, both in bytes."""
     out: list[tuple[str, memcalc.Report, float | None, float | None]] = [
-        (run["id"], memcalc.estimate(**run["setup"]), run["expect"]["allocated"], run["expect"]["device"])
+        (run["id"], estimated(run["setup"]), run["expect"]["allocated"], run["expect"]["device"])
         for run in PUBLISHED
         if run["expect"]["fits"]
     ]

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import evidence
 import pytest
 
-RUNS = evidence.trainer_runs()
-MEASURED = [run for run in RUNS if run.measured]
+
+@cache
+def runs() -> tuple[evidence.Compared, ...]:
+    return evidence.trainer_runs()
+
+
+def measured() -> list[evidence.Compared]:
+    return [run for run in runs() if run.measured]
 
 
 def test_what_hf_trainer_had_allocated() -> None:
     """Bytes of torch.cuda.max_memory_allocated: fifteen of sixteen runs to a twentieth of a percent."""
-    errors = sorted(abs(run.error("allocated")) for run in MEASURED)
+    errors = sorted(abs(run.error("allocated")) for run in measured())
     assert len(errors) == 16
     assert errors[-2] < 0.0005
     assert errors[-1] < 0.0065
 
 
 def test_what_nvidia_smi_showed_of_runs_that_had_room() -> None:
-    errors = sorted(abs(run.error("device")) for run in MEASURED if run.has_room)
+    errors = sorted(abs(run.error("device")) for run in measured() if run.has_room)
     assert errors[len(errors) // 2] < 0.03
     assert errors[-1] < 0.07
 
 
 def test_every_verdict_is_right() -> None:
-    assert len(RUNS) == 40
-    assert [run.case["id"] for run in RUNS if not run.right] == []
+    assert len(runs()) == 40
+    assert [run.case["id"] for run in runs() if not run.right] == []
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,11 +35,21 @@ def paths(value: Any, path: str = "") -> Iterator[str]:
             yield from paths(part, f"{path}[]")
 
 
-DOCUMENTS = [memcalc.estimate(model, **options).to_dict() for model, options in SETUPS]
-DOCUMENTS.append(memcalc.estimate("gpt2", gpus=2, zero=2, offload_optimizer="cpu").to_dict())
-DOCUMENTS.append(memcalc.estimate("llama-7b", task="grpo", micro_batch_size=8, seq_len=64).to_dict())
-DOCUMENTS.append(memcalc.estimate(params="7B", gpus=8, zero=2, gpu="h100-80gb").to_dict())
-REAL = {path for document in DOCUMENTS for path in paths(document)}
+SETUPS += [
+    ("gpt2", {"gpus": 2, "zero": 2, "offload_optimizer": "cpu"}),
+    ("llama-7b", {"task": "grpo", "micro_batch_size": 8, "seq_len": 64}),
+    (None, {"params": "7B", "gpus": 8, "zero": 2, "gpu": "h100-80gb"}),
+]
+
+
+@cache
+def documents() -> list[dict[str, Any]]:
+    return [memcalc.estimate(model, **options).to_dict() for model, options in SETUPS]
+
+
+@cache
+def real() -> set[str]:
+    return {path for document in documents() for path in paths(document)}
 
 
 def test_paths() -> None:
@@ -47,54 +58,64 @@ def test_paths() -> None:
 
 def test_every_key_is_described() -> None:
     described = {*schema.described(), *schema.setup_keys()}
-    assert {path for path in REAL if path not in described and path != "setup"} == set()
+    assert {path for path in real() if path not in described and path != "setup"} == set()
 
 
 def test_every_described_key_is_there() -> None:
-    assert set(schema.described()) - REAL == set()
+    assert set(schema.described()) - real() == set()
 
 
 @pytest.mark.parametrize("key", ["memory.phases", "memory.at_peak", "fit"])
 def test_a_key_that_is_not_described_is_missed(key: str) -> None:
-    assert key in REAL and key in schema.described()
+    assert key in real() and key in schema.described()
     assert f"{key}.new" not in schema.described()
 
 
 def test_the_page_lists_every_key_once() -> None:
-    page = schema.page(DOCUMENTS[0]["setup"])
-    for path in REAL - {"setup"}:
+    page = schema.page(documents()[0]["setup"])
+    for path in real() - {"setup"}:
         assert page.count(f"| `{path}` |") == 1, path
 
 
 AS_ABOVE = ("model", "setup", "memory", "communication", "time", "fit", "advice")
-COMPARED = memcalc.compare("llama-7b", gpus=8, zero=[1, 2], engine=["deepspeed", "megatron"], gpu="a100-80gb", price=2)
-FOUND = [fit("micro-batch-size", "gpt2", gpu="t4"), fit("micro-batch-size", "llama-7b", gpu="t4")]
+
+
+def compared() -> list[dict[str, Any]]:
+    options: dict[str, Any] = {"zero": [1, 2], "engine": ["deepspeed", "megatron"], "gpu": "a100-80gb", "price": 2}
+    return [memcalc.compare("llama-7b", gpus=8, **options).to_dict()]
+
+
+def found() -> list[dict[str, Any]]:
+    return [fit("micro-batch-size", model, gpu="t4").to_dict() for model in ("gpt2", "llama-7b")]
 
 
 @pytest.mark.parametrize(
-    ("name", "documents", "left_out"),
+    ("name", "decided", "left_out"),
     [
-        ("compare", [COMPARED.to_dict()], tuple(f"columns[].{name}" for name in AS_ABOVE)),
-        ("compare --deepspeed-table", [deepspeed_tables("llama-7b", gpus=8).to_dict()], ()),
+        ("compare", compared, tuple(f"columns[].{name}" for name in AS_ABOVE)),
+        ("compare --deepspeed-table", lambda: [deepspeed_tables("llama-7b", gpus=8).to_dict()], ()),
         (
             "fit --ladder",
-            [ladder("gpt2", gpus=2, gpu="t4").to_dict()],
+            lambda: [ladder("gpt2", gpus=2, gpu="t4").to_dict()],
             (*AS_ABOVE, *(f"ladder[].{name}" for name in (*AS_ABOVE, "adds", "flags"))),
         ),
-        ("fit", [found.to_dict() for found in FOUND], AS_ABOVE),
+        ("fit", found, AS_ABOVE),
     ],
 )
-def test_documents_of_decisions(name: str, documents: list[dict[str, Any]], left_out: tuple[str, ...]) -> None:
+def test_documents_of_decisions(
+    name: str, decided: Callable[[], list[dict[str, Any]]], left_out: tuple[str, ...]
+) -> None:
     """Keys inside those of an estimate are left out, as are varied options and the fields of a row."""
     inside = tuple(f"{one}{end}" for one in (*left_out, "columns[].values", "next.row") for end in (".", "[]"))
-    real = {
+    keys = {
         path
-        for document in documents
+        for document in decided()
         for path in paths(document)
         if path == "next.row.grows_by" or not path.startswith(inside)
     }
     described = set(schema.DECISIONS[name][1])
-    assert real - described == {"schema_version", *(set(AS_ABOVE) & real if name.startswith("fit") else ())}
-    assert described - real == set()
+    assert keys - described == {"schema_version", *(set(AS_ABOVE) & keys if name.startswith("fit") else ())}
+    assert described - keys == set()
+    page = schema.page(documents()[0]["setup"])
     for path in described:
-        assert f"| `{path}` |" in schema.page(DOCUMENTS[0]["setup"])
+        assert f"| `{path}` |" in page

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from crossed import crossed
 from engines.comm_hook_oracle import Hooked, hooked_step
 
 import memcalc
@@ -65,26 +66,26 @@ def held(report: Report, name: str) -> int:
     return sum(item.nbytes for item in report.items if item.name.startswith(name))
 
 
-@pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd", "batched-powersgd"])
-@pytest.mark.parametrize("config", [LLAMA, GPT2, WIDE], ids=["llama", "gpt2", "wide"])
-def test_a_step(config: dict[str, Any], hook: str) -> None:
-    report, real = check(config, hook)
-    if config is WIDE:
+MODELS = {"llama": LLAMA, "gpt2": GPT2, "wide": WIDE}
+
+
+@pytest.mark.parametrize(("name", "hook"), crossed([*MODELS], ["fp16", "bf16", "powersgd", "batched-powersgd"]))
+def test_a_step(name: str, hook: str) -> None:
+    report, real = check(MODELS[name], hook)
+    if name == "wide":
         assert len(real.sent) > 1
     parts = sum(item.at_peak for item in report.items)
     assert parts == report.peak
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])
-def test_gradients_of_sixteen_bits(hook: str, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "hook"), crossed(["bf16", "fp16"], ["fp16", "bf16", "powersgd"]))
+def test_gradients_of_sixteen_bits(precision: str, hook: str) -> None:
     """A bucket that has the hook's dtype is sent itself."""
     check(LLAMA, hook, precision)
 
 
-@pytest.mark.parametrize("rank", [2, 3, 8, 32, 1000])
-@pytest.mark.parametrize("hook", ["powersgd", "batched-powersgd"])
-def test_ranks(hook: str, rank: int) -> None:
+@pytest.mark.parametrize(("rank", "hook"), crossed([2, 3, 8, 32, 1000], ["powersgd", "batched-powersgd"]))
+def test_ranks(rank: int, hook: str) -> None:
     if hook == "batched-powersgd" and rank == 1000:
         return  # a square of fewer rows, which torch.linalg.qr cannot write to
     check(GPT2, hook, rank=rank)
@@ -95,11 +96,11 @@ def test_of_several_micro_batches(hook: str) -> None:
     check(LLAMA, hook, micro_batches=3)
 
 
-@pytest.mark.parametrize("hook", ["bf16", "powersgd"])
-def test_long_sequences(hook: str) -> None:
+@pytest.mark.parametrize(("hook", "recompute"), crossed(["bf16", "powersgd"], ["none", "full"]))
+def test_long_sequences(hook: str, recompute: str) -> None:
     """Activations set the peak: it is at no bucket's end, or at one in the middle."""
-    check(WIDE, hook, seq_len=65, micro_batch_size=3)
-    check(WIDE, hook, seq_len=65, micro_batch_size=3, recompute="full")
+    how = {} if recompute == "none" else {"recompute": recompute}
+    check(WIDE, hook, seq_len=65, micro_batch_size=3, **how)
 
 
 @pytest.mark.parametrize("hook", ["powersgd", "batched-powersgd"])

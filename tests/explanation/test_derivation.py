@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from records import examples
 
 import memcalc
 from memcalc.core.rows import COMPONENTS
@@ -22,7 +23,9 @@ from memcalc.explanation.peak import TITLE as PEAK
 from memcalc.explanation.step import Section
 from memcalc.explanation.words import LANGUAGES
 
-EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(
+    max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4,

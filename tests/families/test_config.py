@@ -171,7 +171,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "persimmon", "num_attention_heads": 7}, "num_attention_heads 7"),
     ({"model_type": "gptj", "rotary_dim": 258}, "rotary_dim 258"),
     ({"model_type": "gptj", "rotary_dim": None}, "rotary_dim None"),
-    ({"model_type": "codegen", "n_head": 2}, "n_head 2 does not divide by 4"),
+    ({"model_type": "codegen", "n_head": 2}, "n_head 2 is not divisible by 4"),
     ({"model_type": "gpt_neo", "num_layers": 2}, "attention_types name 24 layers"),
     ({"model_type": "gpt_neo", "attention_types": [["global", 24]]}, "attention_types"),
     ({"model_type": "gpt_neo", "attention_types": [[["far"], 24]]}, "allowed: 'global', 'local'"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from crossed import crossed
 from layers_files import ALEXNET, LENET_5, NETWORKS, VGG_16, seq_of
 from layers_oracle import flops_of, module_of, step_of
 
@@ -34,8 +35,7 @@ def test_parameters_buffers_and_output_are_those_of_the_module(name: str) -> Non
     assert tuple(seq_of(network) if d.name == "seq" else d.size for d in program.network.out) == out[1:]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "precision"), crossed([*NETWORKS], [*PRECISIONS]))
 def test_a_step_allocates_what_the_module_does(name: str, precision: str) -> None:
     network = NETWORKS[name]
     report = estimated(network, precision=precision, micro_batch_size=4)

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from cases import step_cases
 from tasks.trl_oracle import import_trl
-from transformers.integrations.neftune import activate_neftune
 from validate.test_fake import LLAMA, same
 
 import memcalc
 from memcalc.errors import InputError
 from memcalc.tasks.neftune_checks import NOISY
-from memcalc.validate import fake, run
+from memcalc.validate import run
 
 BF16: dict[str, Any] = {"precision": "bf16"}
-_build = fake.build
-
-
-def build(setup: Any, of: Any, fields: Any) -> Any:
-    model = _build(setup, of, fields)
-    activate_neftune(model, setup.neftune_alpha)
-    return model
 
 
 def step(model: dict[str, Any], **options: Any) -> None:
     import_trl()
-    with patch.object(fake, "build", build):
-        same(run.validate(model, neftune_alpha=5, **options))
+    same(run.validate(model, neftune_alpha=5, **options))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from drawn_setups import GPT2, LLAMA, MIXTRAL, drawn, needless, read_again, setup_of
+from records import examples
 
 from memcalc.errors import InputError
 from memcalc.formats.deepspeed_writer import DEFAULT_SIZES, write
@@ -25,14 +26,14 @@ def written(model: Model = LLAMA, **options: Any) -> dict[str, Any]:
 
 
 def test_what_is_written_is_read_as_the_same_setup(tmp_path: Path) -> None:
-    for setup, model in drawn("deepspeed", 300):
+    for setup, model in drawn("deepspeed", examples(300)):
         out = write(setup, model)
         assert read_again("deepspeed", out, setup, model, tmp_path / "ds.json") == setup
         assert all(why and "\n" not in why for why in out.unsaid.values())
 
 
 def test_no_option_is_named_without_need(tmp_path: Path) -> None:
-    for setup, model in drawn("deepspeed", 100):
+    for setup, model in drawn("deepspeed", examples(100)):
         assert needless("deepspeed", write(setup, model), setup, model, tmp_path / "ds.json") == []
 
 

@@ -96,7 +96,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     ([{"linear": 4}], "tokens", "takes numbers, and its input is ids"),
     ([{"lstm": {"hidden": 4, "batch_first": False}}], (5, 4), "batch_first false"),
     ([{"conv1d": {"out": 4, "kernel": 3}}], [4, "seq"], "slides over a dim of --seq-len"),
-    ([{"attention": {"heads": 3}}], (5, 4), "heads 3: the input's 4 features do not divide"),
+    ([{"attention": {"heads": 3}}], (5, 4), "heads 3: the input's 4 features are not divisible"),
     ([{"layernorm": {"size": [5, 4]}}], (5, 4), "norms over several dims are not modelled"),
     ([{"maxpool2d": {"kernel": 2, "padding": 2}}], (3, 8, 8), "padding 2: allowed: at most half of the kernel 2"),
     ([{"dropout": 1.5}], 4, "layer 1 dropout: field `p` is 1.5"),

@@ -8,6 +8,7 @@ import pytest
 from any_values import ANY
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import examples
 
 from memcalc.errors import InputError
 from memcalc.formats import llama_factory
@@ -200,7 +201,7 @@ def test_keys_that_are_not_modelled_are_noted(key: str) -> None:
 _KEYS = st.sampled_from([*_MATTER, *_NOTED, "stage", "flash_attn", "fsdp", "optim", "bf16"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.dictionaries(_KEYS, ANY, max_size=5))
 def test_any_values_give_options_or_one_line(content: dict[str, Any]) -> None:
     try:

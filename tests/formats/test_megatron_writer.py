@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drawn_setups import GPT2, LLAMA, MIXTRAL, drawn, setup_of
+from drawn_setups import GPT2, LLAMA, MIXTRAL, Stream, drawn, setup_of
 
 import memcalc
 from memcalc.errors import InputError
@@ -92,12 +92,10 @@ _TOGETHER = {
 """The options that memcalc takes only with another one."""
 
 
-def setups(count: int) -> Iterator[tuple[Setup, Model]]:
-    """Random setups that memcalc takes, always the same ones: those of all writers, and ones with more of Megatron's
-    options."""
-    yield from drawn("megatron", count // 2, ALL[:-1])  # no Megatron type, which takes no adapters
+def more_setups() -> Iterator[tuple[Setup, Model]]:
+    """Yield random setups with more of Megatron's options."""
     chance = random.Random(7)
-    for _ in range(count - count // 2):
+    while True:
         model = chance.choice(ALL)
         gpus = chance.choice((1, 4, 8, 16, 64))
         options: dict[str, Any] = {"engine": "megatron", "gpus": gpus, "seq_len": 128, "global_batch_size": 64 * gpus}
@@ -111,6 +109,16 @@ def setups(count: int) -> Iterator[tuple[Setup, Model]]:
         setup = setup_of(options, model)
         assert setup is not None
         yield setup, model
+
+
+MORE_SETUPS = Stream(more_setups())
+
+
+def setups(count: int) -> list[tuple[Setup, Model]]:
+    """Random setups that memcalc takes, always the same ones: those of all writers, and ones with more of Megatron's
+    options."""
+    no_megatron_type = ALL[:-1]  # which takes no adapters
+    return [*drawn("megatron", count // 2, no_megatron_type), *MORE_SETUPS.first(count - count // 2)]
 
 
 def made(model: Model = LLAMA, **options: Any) -> Written:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
+from records import examples
 
 import memcalc
 from memcalc.errors import InputError
@@ -19,7 +20,7 @@ from memcalc.registry import ENGINES
 from memcalc.setup.resolved import resolve
 from memcalc.setup.setup import Setup
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def of(*values: Any) -> st.SearchStrategy[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import examples
 
 from memcalc.errors import InputError
 from memcalc.formats.found import ACCUMULATION, Found
@@ -399,7 +400,7 @@ _KEYS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.dictionaries(_KEYS, _ANY, max_size=6))
 def test_any_values_give_options_or_one_line(content: dict[str, Any]) -> None:
     try:

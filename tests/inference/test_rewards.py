@@ -132,7 +132,7 @@ def test_types(family: str, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "another task": ({"task": "sft", "completion_len": None}, "scores what --task grpo generates; allowed: with it"),
+    "another task": ({"task": "sft", "completion_len": None}, "scores what --task grpo generates; allowed: with --task grpo"),
     "autocast": ({"precision": "bf16-autocast"}, "with --precision bf16-autocast is not modelled by this version"),
     "eager": ({"attention": "eager"}, "with --attention eager is not modelled by this version"),
     "a type": ({"reward_model": "gpt2"}, "--reward-model gpt2: of a gpt2 is not modelled by this version; allowed: llama, "),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from cases import step_cases
-from kernels.packed_oracle import packed_rows
 from offload.activations_oracle import validate
 from validate.test_fake import LLAMA, same
 
@@ -60,8 +59,7 @@ def test_families(family: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"task": "sft", "recompute": "full"}], ids=str)
 def test_packed_rows(options: dict[str, Any]) -> None:
-    with packed_rows():
-        step(LLAMA, micro_batch_size=2, seq_len=32, packing=True, **BF16 | options)
+    step(LLAMA, micro_batch_size=2, seq_len=32, packing=True, **BF16 | options)
 
 
 def test_rows_of_the_host_and_their_time() -> None:

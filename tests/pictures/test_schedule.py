@@ -8,11 +8,13 @@ import pytest
 
 import memcalc
 from memcalc.engines.deepspeed.stages import instructions
+from memcalc.inputs.options import check_options
 from memcalc.megatron import schedules as megatron
 from memcalc.pictures.schedule import drawable, lanes
 from memcalc.pipelining import orders
 from memcalc.pipelining.idle import idle_share
 from memcalc.pipelining.orders import waited
+from memcalc.setup.resolved import resolve
 from memcalc.setup.setup import Setup
 
 BASE: dict[str, Any] = {"pp": 4, "gpus": 4, "global_batch_size": 16}
@@ -29,8 +31,11 @@ SETUPS = {
 ALL = pytest.mark.parametrize("name", SETUPS)
 
 
+MODEL = memcalc.load_model("llama-7b")
+
+
 def setup_of(name: str, **options: Any) -> Setup:
-    return memcalc.estimate("llama-7b", **{**BASE, **SETUPS[name], **options}).setup
+    return resolve(check_options({**BASE, **SETUPS[name], **options}), MODEL)
 
 
 @ALL

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pictured import GPT2, LLAMA, SETUPS, pictured
+from records import examples
 
 import memcalc
 from memcalc.core.rows import COMPONENTS
@@ -213,7 +214,9 @@ def setups(draw: st.DrawFn) -> dict[str, Any]:
     return one
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
 @given(setups(), st.sampled_from([LLAMA, GPT2]))
 def test_every_timeline_adds_up(options: dict[str, Any], model: dict[str, Any]) -> None:
     try:

@@ -9,13 +9,14 @@ import pytest
 from command import program
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import examples
 
 from memcalc.errors import InputError
 from memcalc.explanation.topics import TOPICS
 from memcalc.quiz.dealt import deal, kinds_of, topics_of
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
 def test_as_many_different_questions_as_asked(seed: int, number: int) -> None:
     dealt = list(deal(kinds_of(None, None), seed, number, "en"))

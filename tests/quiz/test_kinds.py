@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import examples
 
 import memcalc
 from memcalc.explanation.letters import values
@@ -162,7 +163,7 @@ def of(topic: str, level: int, words: str) -> Kind:
 
 
 seeds = given(st.integers(0, 10**6))
-quick = settings(max_examples=15, deadline=None)
+quick = settings(max_examples=examples(15), deadline=None)
 
 
 @quick

@@ -102,3 +102,11 @@ def test_a_formula_among_chinese_breaks_after_an_operator() -> None:
     found = lines("公式 layers·batch·seq·hidden·heads·head_dim", 16)
     assert all(cell_len(line) <= 16 for line in found)
     assert found[1].endswith("·")
+
+
+def test_the_rest_of_a_part_that_is_cut_goes_on_without_a_space() -> None:
+    name = "model.layers.*.post_attention_layernorm.weight"
+    for width in range(3, 50):
+        parts = [part.plain for part in lines_of(Text(name), Console(width=width), width)]
+        assert "".join(parts) == name
+        assert max(map(len, parts)) <= width

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,18 +25,17 @@ ANSWERS: list[tuple[str, dict[str, Any], str, tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "options", "answer", "texts"), ANSWERS, ids=lambda value: str(value)[:12])
+@cache
+def report_of(case: int) -> memcalc.Report:
+    model, options, *_ = ANSWERS[case]
+    return memcalc.estimate(model, **options, gpu="rtx4090")
+
+
+@pytest.mark.parametrize("case", range(len(ANSWERS)), ids=[answer for *_, answer, _ in ANSWERS])
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_words(
-    model: str,
-    options: dict[str, Any],
-    answer: str,
-    texts: tuple[str, ...],
-    columns: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_words(case: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    report = memcalc.estimate(model, **options, gpu="rtx4090")
+    report, (*_, answer, texts) = report_of(case), ANSWERS[case]
     assert report.verdict is not None
     assert report.verdict.answer == answer
     file = io.StringIO()

@@ -108,5 +108,5 @@ def measured(report: memcalc.Report) -> Measured:
 
 
 def validate(model: Any, **options: Any) -> Comparison:
-    with grpo():
-        return run.validate(model, **{"task": "grpo", **options})
+    import_grpo()
+    return run.validate(model, **{"task": "grpo", **options})

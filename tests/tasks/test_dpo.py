@@ -78,11 +78,10 @@ def runs(family: str) -> bool:
     return True
 
 
-FAMILIES_RUN = [name for name in FAMILIES if runs(name)]
-
-
-@pytest.mark.parametrize("family", FAMILIES_RUN)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str) -> None:
+    if not runs(family):
+        pytest.skip("the task is refused")
     case = step_cases(family)[0]
     same(validate(case.fields, task="dpo", micro_batch_size=case.batch, seq_len=case.seq, **BF16))
 

@@ -32,11 +32,10 @@ def same(options: dict[str, Any]) -> None:
     from tasks.trl_oracle import import_trl
 
     import_trl()
-    if options.get("quantize") == "int8":
+    if options.get("quantize", "none") != "none":
         pytest.importorskip("bitsandbytes")
-        from quantized.eight_bit_oracle import validate
-    else:
-        from memcalc.validate.run import validate
+    from memcalc.validate.run import validate
+
     comparison = validate(LLAMA, **options)
     rows = comparison.memory + comparison.communication
     assert [(row.name, row.predicted) for row in rows] == [(row.name, row.measured) for row in rows]

@@ -225,11 +225,12 @@ def test_a_mask_makes_every_score() -> None:
 @pytest.mark.parametrize("how", ["p2p", "all_gather", "a2a"])
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_ranks_that_share_a_sequence_share_its_attention(how: str, cp: int) -> None:
-    """Each computes 1/cp of the scores at or below the diagonal, whichever way the keys take."""
+    """Each computes 1/cp of the scores at or below the diagonal, whichever way the keys take, with heads as wide as before."""
     options: dict[str, Any] = {"engine": "megatron", "seq_len": 8192, "gpu": "h100-80gb", "global_batch_size": 1}
 
     def flops(**more: Any) -> float:
         of = [one for one in memcalc.estimate("llama-7b", **options, **more).computed if one.kind == "attention"]
+        assert {one.sizes[-1] for one in of} == {128}
         return sum(one.flops / 2 if one.is_causal else one.flops for one in of)
 
     assert flops(gpus=cp, cp=cp, cp_comm_type=how) == pytest.approx(flops() / cp, rel=1e-12)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from cases import step_cases
 from tuning.peft_step import parameters, validate
+from tuning.tuned_weights import weights_of
 from validate.test_fake import LLAMA, same
 
 import memcalc
 from memcalc.families import FAMILIES
 from memcalc.report.notes import notes
 from memcalc.report.title import title
-from memcalc.tuning.parts import full_name
 
 DEEP = LLAMA | {"num_hidden_layers": 8}  # so many that paper runs fewer
 BIASED = LLAMA | {"attention_bias": True}
@@ -24,13 +24,12 @@ UNMODELLED = ("falcon", "zamba2")
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "resnet"])
 def test_parameters_are_pefts(family: str) -> None:
     fields = step_cases(family)[0].fields
-    compared = 0
+    model, compared = memcalc.load_model(fields), 0
     for targets in ("default", "all-linear", "q_proj,o_proj", "o_proj", "in_proj"):
         try:
-            program = memcalc.estimate(fields, lora_rank=3, lora_targets=targets, dora=True, seq_len=8).model.program
+            ours = weights_of(model, lora_rank=3, lora_targets=targets, dora=True)
         except memcalc.InputError:
             continue
-        ours = [(full_name(w), [dim.size for dim in w.shape], program.wants_gradient(w)) for w in program.weights()]
         given = {"default": None, "all-linear": "all-linear"}.get(targets, targets.split(","))
         assert ours == parameters(fields, {"target_modules": given, "use_dora": True}), targets
         compared += 1

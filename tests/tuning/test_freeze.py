@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cases import step_cases
+from crossed import crossed
 from validate.test_fake import BART, BERT, GLM4_MOE, GPT2, LLAMA, MIXTRAL, RESNET, T5, same
 from validated import validate
 
@@ -119,20 +120,17 @@ def test_other_setups(model: dict[str, Any], options: dict[str, Any]) -> None:
 # --- the depth
 
 
-@pytest.mark.parametrize(
-    "freeze", ["last:1", "first:3", "last:8", "embeddings,first:20", "model.layers.1?.*", "all-but:head"]
+FREEZES = ("last:1", "first:3", "last:8", "embeddings,first:20", "model.layers.1?.*", "all-but:head")
+RUNS: tuple[dict[str, Any], ...] = (
+    {"precision": "bf16"},
+    {"engine": "fsdp2", "gpus": 8, "zero": 3},
+    {"engine": "deepspeed", "gpus": 8, "zero": 3},
+    {"engine": "deepspeed", "gpus": 8, "zero": 2},
+    {"engine": "ddp", "gpus": 8, "recompute": "full"},
 )
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"precision": "bf16"},
-        {"engine": "fsdp2", "gpus": 8, "zero": 3},
-        {"engine": "deepspeed", "gpus": 8, "zero": 3},
-        {"engine": "deepspeed", "gpus": 8, "zero": 2},
-        {"engine": "ddp", "gpus": 8, "recompute": "full"},
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
+
+
+@pytest.mark.parametrize(("freeze", "options"), crossed(FREEZES, RUNS))
 def test_a_run_with_few_layers_is_the_full_one(
     freeze: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from cases import step_cases
 from tuning.peft_oracle import adapted
+from tuning.tuned_weights import weights_of
 from validate.test_fake import LLAMA, MIXTRAL, same
 from validated import validate
 
 import memcalc
 from memcalc.families import FAMILIES
 from memcalc.families.base.linear_modules import linear_modules
-from memcalc.tuning.parts import full_name
 
 DEEP = LLAMA | {"num_hidden_layers": 8}  # so many that paper runs fewer
 BIASED = LLAMA | {"attention_bias": True}
@@ -26,11 +26,6 @@ FAMILIES_RUN = (
 # --- names, shapes and counts
 
 
-def weights_of(model: memcalc.Model, targets: str, **options: Any) -> list[tuple[str, list[int], bool]]:
-    program = memcalc.estimate(model, lora_rank=3, lora_targets=targets, seq_len=8, **options).model.program
-    return [(full_name(w), [dim.size for dim in w.shape], program.wants_gradient(w)) for w in program.weights()]
-
-
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "resnet"])
 def test_parameters_are_pefts(family: str) -> None:
     """By default, all linear layers, and each linear layer by its name."""
@@ -40,7 +35,7 @@ def test_parameters_are_pefts(family: str) -> None:
     compared = 0
     for targets in ("default", "all-linear", *names):
         try:
-            ours = weights_of(model, targets)
+            ours = weights_of(model, lora_rank=3, lora_targets=targets)
         except memcalc.InputError:
             continue
         given = {"default": None, "all-linear": "all-linear"}.get(targets, [targets])
@@ -53,7 +48,8 @@ def test_parameters_are_pefts(family: str) -> None:
 @pytest.mark.parametrize("family", ["gpt2", "bert", "qwen2", "phi"])
 def test_trained_biases(family: str, bias: str) -> None:
     fields = step_cases(family)[0].fields
-    ours = weights_of(memcalc.load_model(fields), "all-linear", lora_bias=bias, adapter_dtype="fp32")
+    model, trained = memcalc.load_model(fields), {"lora_bias": bias, "adapter_dtype": "fp32"}
+    ours = weights_of(model, lora_rank=3, lora_targets="all-linear", **trained)
     assert ours == adapted(fields, "all-linear", bias)
 
 
@@ -179,7 +175,7 @@ def test_what_a_layer_of_llama_keeps() -> None:
         ),
         (LLAMA, {"lora_rank": 4, "lora_targets": "embed_tokens"}, "an adapter of an embedding is not modelled"),
         (LLAMA, {"lora_rank": 4, "freeze": "norms"}, "--freeze norms: adapters freeze all of the base"),
-        (LLAMA, {"lora_rank": 4, "lora_dropout": 1}, "--lora-dropout 1: allowed: a probability"),
+        (LLAMA, {"lora_rank": 4, "lora_dropout": 1}, "--lora-dropout 1: allowed: a number from 0 up, below 1"),
         (
             LLAMA,
             {"lora_rank": 4, "engine": "megatron", "gpus": 2},

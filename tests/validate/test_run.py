@@ -149,7 +149,7 @@ def test_a_timeline_is_a_line_of_the_file(tmp_path: Path) -> None:
     assert json.loads(text)["cases"] == [document]
 
 
-@pytest.mark.parametrize("backend", ["tpu", "cuda"])
+@pytest.mark.parametrize("backend", ["tpu", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_a_suite_without_its_backend_does_not_begin(backend: str, tmp_path: Path) -> None:
     with pytest.raises(memcalc.InputError, match=f"--backend {backend}"):
         run_suite(CASES, backend, tmp_path / "record.json", lambda _: None)

@@ -31,7 +31,7 @@ def test_cases_are_answered_one_by_one() -> None:
     assert "--precision fp7" in refused["why"]
 
 
-@pytest.mark.parametrize("backend", ["cuda", "tpu"])
+@pytest.mark.parametrize("backend", ["cuda", pytest.param("tpu", marks=pytest.mark.slow)])
 def test_what_is_not_there_is_said_first(backend: str) -> None:
     with pytest.raises(memcalc.InputError, match=f"--backend {backend}"), Server(backend):
         raise AssertionError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from memcalc.units import GIB
 from memcalc.validate import run
 from memcalc.validate.checks import check
 from memcalc.validate.recording import name_of
+from memcalc.validate.special import check_special
 from memcalc.validate.suites import SUITES, Case, cut, model_of, options_of, read_suite
 
 GPU = read_suite("gpu")
@@ -23,17 +25,23 @@ def estimated(case: Case, **more: Any) -> Any:
     return memcalc.estimate(model_of(case), **options_of(case), **more)
 
 
+@cache
+def reports(name: str) -> list[memcalc.Report]:
+    """The estimate of each case of a suite."""
+    return [estimated(case) for case in read_suite(name)]
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_every_case_can_be_run_and_is_another_one(name: str) -> None:
-    cases = read_suite(name)
-    for case in cases:
-        check(estimated(case), "cuda" if name == "gpu" else "fake")
-    names = [name_of(case) for case in cases]
+    for report in reports(name):
+        check(report, "cuda" if name == "gpu" else "fake")
+        check_special(report, "cuda" if name == "gpu" else "fake")
+    names = [name_of(case) for case in read_suite(name)]
     assert len(set(names)) == len(names)
 
 
 def test_the_suite_for_a_gpu_is_broad() -> None:
-    reports = [estimated(case) for case in GPU]
+    found = reports("gpu")
     assert len(GPU) >= 40
     for option, values in {
         "engine": {"none", "ddp", "fsdp2"},
@@ -45,15 +53,14 @@ def test_the_suite_for_a_gpu_is_broad() -> None:
         "tp": {1, 8},
         "padded": {True, False},
     }.items():
-        assert values <= {getattr(report.setup, option) for report in reports}, option
-    assert len({report.model.model_type for report in reports}) >= 20
-    assert {report.model.model_type for report in reports} <= set(FAMILIES)
+        assert values <= {getattr(report.setup, option) for report in found}, option
+    assert len({report.model.model_type for report in found}) >= 20
+    assert {report.model.model_type for report in found} <= set(FAMILIES)
 
 
 def test_a_case_takes_seconds() -> None:
     """Five steps besides those that are timed, of 6·parameters·tokens operations, at a third of what an A100 does."""
-    for case in GPU:
-        report = estimated(case)
+    for case, report in zip(GPU, reports("gpu"), strict=True):
         s = report.setup
         tokens = s.micro_batch_size * (s.seq_len or 1) * s.micro_batches
         operations = 6 * report.model.active_parameters * tokens / (s.tp * s.pp)
@@ -79,9 +86,8 @@ def test_most_cases_fit_80_gb_and_the_last_ones_are_about_what_a_gpu_has() -> No
 )  # fmt: skip
 def test_a_cut_model_has_the_first_layers_of_the_whole_one(name: str, layers: int) -> None:
     whole, part = memcalc.load_model(name), memcalc.load_model(cut(name, layers))
-    weights = whole.weights()
-    kept = [weight for weight in weights if weight in part.weights()]
-    assert kept == part.weights()
+    first = part.weights()
+    assert [weight for weight in whole.weights() if weight in first] == first
     assert part.num_parameters <= whole.num_parameters
     assert part.layers == layers or whole.model_type in ("t5", "bart", "whisper")
 

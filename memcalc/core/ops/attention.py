@@ -10,7 +10,7 @@ If values are not as wide as keys, CUDA has one fused kernel, the memory-efficie
 (batch, seq, heads, head_dim). It also saves the seed and offset of its dropout. Its logsumexp is padded to a multiple
 of 32 queries (native/transformers/cuda/attention.cu, kAlignLSE).
 
-If a bias wants a gradient, CUDA takes the same kernel (sdp_utils.cpp; flash attention has no bias). This kernel reads
+If a bias requires a gradient, CUDA takes the same kernel (sdp_utils.cpp; flash attention has no bias). This kernel reads
 rows that begin at multiples of 8 elements. Any other bias or mask is copied into a tensor with more columns, and the
 kernel gets a slice of it (native/transformers/attention.cpp, preprocess_mask), expanded to all batches and heads as a
 view. The gradient of a bias covers all batches and heads, with rows of a multiple of 16

@@ -51,7 +51,7 @@ def _view_as_real_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def turn(a: Tensor, by: Tensor) -> Tensor:
-    """Compute `a * by` of complex numbers, where `by` wants no gradient. Saves `by`; backward conjugates it into a
+    """Compute `a * by` of complex numbers, where `by` requires no gradient. Saves `by`; backward conjugates it into a
     copy."""
     node = Node(a.memory, _turn_backward, (a,), (by,)) if recording(a) else None
     out = of_two(a, by, "product of complex numbers")

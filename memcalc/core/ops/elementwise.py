@@ -78,7 +78,7 @@ def record(
     saved: Sequence[Tensor] = (),
     context: object = None,
 ) -> Tensor:
-    """Give `out` a grad_fn that saves `saved`, if an input wants a gradient. Returns `out`."""
+    """Give `out` a grad_fn that saves `saved`, if an input requires a gradient. Returns `out`."""
     if recording(*inputs):
         out.node = Node(out.memory, backward, inputs, saved, context)  # type: ignore[arg-type]
     return out
@@ -101,12 +101,12 @@ def _add_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def mul(a: Tensor, b: Tensor | float) -> Tensor:
-    """Compute `a * b`. It saves each factor if the other one wants a gradient."""
+    """Compute `a * b`. It saves each factor if the other one requires a gradient."""
     if not isinstance(b, Tensor):
         return scale(a, "mul")
     node = None
     if recording(a, b):
-        # a factor is saved if the other one wants a gradient
+        # a factor is saved if the other one requires a gradient
         saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
         node = Node(a.memory, _mul_backward, (a, b), saved)
     out = of_two(a, b, "mul")
@@ -133,7 +133,7 @@ def _sub_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def mul_(a: Tensor, b: Tensor) -> Tensor:
-    """Compute `a *= b`, where `b` wants no gradient. It saves b; the result has a's storage."""
+    """Compute `a *= b`, where `b` requires no gradient. It saves b; the result has a's storage."""
     node = Node(a.memory, _mul_inplace_backward, (a,), (b,)) if recording(a) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -144,7 +144,7 @@ def _mul_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def over(a: Tensor, b: Tensor) -> Tensor:
-    """Compute `a / b`, where `b` wants no gradient. It saves b."""
+    """Compute `a / b`, where `b` requires no gradient. It saves b."""
     node = Node(a.memory, _over_backward, (a,), (b,)) if recording(a) else None
     out = of_two(a, b, "quotient")
     out.node = node

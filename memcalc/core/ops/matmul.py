@@ -1,6 +1,6 @@
 """Matrix products: linear layers, transformers' Conv1D, batched products.
 
-`mm` saves each factor whose counterpart wants a gradient; backward computes the second factor's gradient first
+`mm` saves each factor whose counterpart requires a gradient; backward computes the second factor's gradient first
 (aten/src/ATen/native/LinearAlgebra.cpp, FunctionsManual.cpp mm_mat1_backward, mm_mat2_backward).
 """
 
@@ -69,7 +69,7 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
 @autocast("mm")
 def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Tensor:
     """Compute (m, k) @ (k, n), plus bias (n) if given, in one allocation."""
-    inputs = (a, b) if bias is None else (a, b, bias)
+    inputs = (a, b) if bias is None else (bias, a, b)
     node = None
     if recording(*inputs):
         node = Node(a.memory, _mm_backward, inputs, _wanted_by_each_other(a, b), (name, b.shape, b.strides))
@@ -91,14 +91,16 @@ def _mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     grad = grads[0]
     name, (k, n), strides = node.context
     saved = node.unpack()
-    works_backward(node, name, (grad.shape[0], k, n), grad.dtype)
+    of_bias = [grad] if len(node.edges) == 3 else []
+    first = len(of_bias)
+    works_backward(node, name, (grad.shape[0], k, n), grad.dtype, first=first)
     grad_a = grad_b = None
-    if node.needs(1):
+    if node.needs(first + 1):
         grad_b = _laid_out_as(strides, k, n, grad, f"{name} weight gradient")
-    if node.needs(0):
+    if node.needs(first):
         grad_a = new_tensor(node.memory, (grad.shape[0], k), grad.dtype, f"{name} input gradient")
     del saved
-    return [grad_a, grad_b, grad][: len(node.edges)]
+    return [*of_bias, grad_a, grad_b]
 
 
 def _laid_out_as(strides: Strides, k: Dim, n: Dim, grad: Tensor, name: str) -> Tensor:
@@ -131,7 +133,7 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 @autocast("baddbmm")
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """Compute `bias + alpha * (a @ b)`, where the bias wants no gradient and alpha is not 1."""
+    """Compute `bias + alpha * (a @ b)`, where the bias requires no gradient and alpha is not 1."""
     node = None
     if recording(a, b):
         node = Node(a.memory, _baddbmm_backward, (a, b), _wanted_by_each_other(a, b), (name, a.shape, b.shape))
@@ -141,7 +143,7 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def _wanted_by_each_other(a: Tensor, b: Tensor) -> list[Tensor]:
-    """Return the factors whose counterpart wants a gradient."""
+    """Return the factors whose counterpart requires a gradient."""
     return [t for t, other in ((a, b), (b, a)) if other.node is not None]
 
 
@@ -162,7 +164,7 @@ def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 @autocast("baddbmm")
 def biased_baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """Compute `bias + (a @ b)`. It saves each factor whose counterpart wants a gradient."""
+    """Compute `bias + (a @ b)`. It saves each factor whose counterpart requires a gradient."""
     node = None
     if recording(bias, a, b):
         context = name, a.shape, b.shape

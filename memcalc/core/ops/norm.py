@@ -43,7 +43,7 @@ def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]
 
 @autocast("linalg_vector_norm")
 def lengths(a: Tensor, dtype: DType | None = None) -> Tensor:
-    """Compute `torch.linalg.norm(a, dim=1)` of a matrix that wants no gradient: the length of each row."""
+    """Compute `torch.linalg.norm(a, dim=1)` of a matrix that requires no gradient: the length of each row."""
     return new_tensor(a.memory, a.shape[:1], dtype or a.dtype, "lengths of rows")
 
 

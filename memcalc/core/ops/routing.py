@@ -111,7 +111,7 @@ def _scatter_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def scatter_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
-    """Compute `a.scatter_(-1, where, source)`, where `a` wants no gradient. It saves the indices; the result has a's
+    """Compute `a.scatter_(-1, where, source)`, where `a` requires no gradient. It saves the indices; the result has a's
     storage."""
     node = Node(a.memory, _scatter_inplace_backward, (source,), (where,)) if recording(source) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
@@ -172,7 +172,7 @@ def index_two(a: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def index_put_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
-    """Compute `a[where] = source`, where `a` wants no gradient. It saves the indices; the result has a's storage."""
+    """Compute `a[where] = source`, where `a` requires no gradient. It saves the indices; the result has a's storage."""
     node = Node(a.memory, _index_put_backward, (source,), (where,)) if recording(source) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -264,7 +264,7 @@ def _sum_middle_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | None = None) -> Tensor:
     """Multiply each row of a (rows, k) by its expert's matrix of b (experts, k, n). It saves each factor
-    whose counterpart wants a gradient, and the offsets.
+    whose counterpart requires a gradient, and the offsets.
 
     As for `mm`, the second factor's gradient is computed first. `rows` is the number of rows that belong to an expert,
     if a has room for more.

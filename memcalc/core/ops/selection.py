@@ -37,7 +37,7 @@ def _clamp_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def clamp_to(a: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Compute `a.clamp(low, high)`, where the bounds are tensors that want no gradient. It saves all three."""
+    """Compute `a.clamp(low, high)`, where the bounds are tensors that require no gradient. It saves all three."""
     node = Node(a.memory, _clamp_to_backward, (a,), (a, low, high)) if recording(a) else None
     out = like(a, "clamp")
     out.node = node
@@ -116,7 +116,7 @@ def _where_gradient(grad: Tensor) -> Tensor:
 
 
 def maximum(a: Tensor, other: Tensor) -> Tensor:
-    """Compute `torch.max(a, other)` or `torch.min(a, other)`, where `other` wants no gradient. It saves both."""
+    """Compute `torch.max(a, other)` or `torch.min(a, other)`, where `other` requires no gradient. It saves both."""
     node = Node(a.memory, _maximum_backward, (a,), (a, other)) if recording(a) else None
     out = of_two(a, other, "maximum")
     out.node = node

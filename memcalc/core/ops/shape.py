@@ -102,7 +102,7 @@ def _part_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def first(a: Tensor, *shape: Dim) -> Tensor:
-    """Compute `a[:n, :m, ...]` of a tensor that wants no gradient: a view."""
+    """Compute `a[:n, :m, ...]` of a tensor that requires no gradient: a view."""
     return Tensor(a.storage, shape, a.strides, a.dtype)
 
 

@@ -327,7 +327,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:
-    """Return a rank's part of every weight, or of those that want a gradient."""
+    """Return a rank's part of every weight, or of those that require a gradient."""
     ranks, ep = setup.shards, model.program.expert_parallel
     shapes = {
         w: shard(w.shape, "(dp/ep)", ranks // ep)

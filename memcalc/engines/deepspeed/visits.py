@@ -35,7 +35,7 @@ class Visit:
         """The number of nodes that have not run yet, including those of inner modules."""
         self.begun = False
         self.from_outside = False
-        """True if an input wants a gradient. Otherwise nothing tells that the module's backward is over."""
+        """True if an input requires a gradient. Otherwise nothing tells that the module's backward is over."""
 
 
 class Visits:

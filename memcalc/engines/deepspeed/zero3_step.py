@@ -69,7 +69,7 @@ class ZeRO3(NamedTuple):
     """The parameters that are sharded over the ranks with the same experts, by their place in definition order."""
     expert_ranks: int = 1
     frozen: frozenset[int] = frozenset()
-    """The parameters that want no gradient, by their place in definition order."""
+    """The parameters that require no gradient, by their place in definition order."""
     leaves_codes: bool = False
     """True if the graph keeps gathered codes as long as the loss is alive (`memcalc.engines.deepspeed.zero3_codes`)."""
 

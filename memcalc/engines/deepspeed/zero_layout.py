@@ -38,7 +38,7 @@ def sizes_of(model: Model) -> list[int]:
 
 
 def frozen(model: Model) -> frozenset[int]:
-    """Return the places of the parameters that want no gradient: no optimizer has them."""
+    """Return the places of the parameters that require no gradient: no optimizer has them."""
     if "frozen" not in model.profiles:
         program = model.program
         model.profiles["frozen"] = frozenset(
@@ -48,7 +48,7 @@ def frozen(model: Model) -> frozenset[int]:
 
 
 def unreached(model: Model) -> frozenset[int]:
-    """Return the places of the parameters that want a gradient and get none. DeepSpeed makes a gradient of zeros for
+    """Return the places of the parameters that require a gradient and get none. DeepSpeed makes a gradient of zeros for
     them on request."""
     program = model.program
     if not program.untrained:
@@ -79,7 +79,7 @@ class Group(NamedTuple):
 
 
 def groups_of(model: Model, ranks: int) -> tuple[Group, ...]:
-    """Return the optimizer's groups. All parameters that want a gradient are one group. Experts of expert parallelism
+    """Return the optimizer's groups. All parameters that require a gradient are one group. Experts of expert parallelism
     are other groups (moe/utils.py, split_params_into_different_moe_groups_for_optimizer), over the ranks that have the
     same ones."""
     key = "parameter groups", ranks

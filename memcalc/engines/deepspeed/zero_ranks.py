@@ -32,7 +32,7 @@ class AmongRanks(NamedTuple):
         return shares_of(model.program.weights(), sent=lambda weight: sent(weight) if self.has(weight) else 0)
 
     def of_optimizer(self, model: Model) -> Shares:
-        """Return the layers' shares of the parameters that want a gradient."""
+        """Return the layers' shares of the parameters that require a gradient."""
         wants = model.program.wants_gradient
         return self.shares(model, lambda weight: elements_of(weight) if wants(weight) else 0)
 

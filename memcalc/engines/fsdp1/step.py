@@ -254,7 +254,7 @@ class Step:
         unit.before, self.last = self.last, unit
 
     def _before_backward_begins(self, unit: Unit, outputs: Any) -> Any:
-        """Hook every output that wants a gradient: gather the flat parameter, and prefetch that of the unit before
+        """Hook every output that requires a gradient: gather the flat parameter, and prefetch that of the unit before
         (_pre_backward_hook)."""
 
         @no_kernel

@@ -35,7 +35,7 @@ class PaperStage:
     def __init__(
         self, program: Stage, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor, *, asks: bool = False
     ) -> None:
-        """`asks`: the output of the embeddings wants a gradient even if their weights do not."""
+        """`asks`: the output of the embeddings requires a gradient even if their weights do not."""
         self.program, self.run, self.hooks, self.tokens = program, run, hooks, tokens
         self.memory: Memory = run.memory
         self.hidden = hidden

@@ -318,7 +318,7 @@ class Step:
         return loss
 
     def after_backward(self) -> None:
-        """Reduce the gradients of the root, and of layers whose input wants no gradient
+        """Reduce the gradients of the root, and of layers whose input requires no gradient
         (_root_post_backward_final_callback)."""
         self.run.memory.enter("backward", None)
         for unit in self.units.values():
@@ -355,7 +355,7 @@ class Step:
         unit.before, self.last = self.last, unit
 
     def _before_backward_begins(self, unit: Unit, outputs: Any) -> Any:
-        """Hook every output that wants a gradient: gather the parameters for the backward, and prefetch those of the
+        """Hook every output that requires a gradient: gather the parameters for the backward, and prefetch those of the
         next one."""
 
         @no_kernel

@@ -34,7 +34,7 @@ SENT: Final = Rule(
     ),
     leaves_out=Words(
         "the gradients of weight and bias, which DDP reduces with all others.",
-        "权重和偏置的梯度，由 DDP 与其他梯度一起归约。",
+        "权重和偏置的梯度，由 DDP 与其他梯度一起规约。",
     ),
     quoted=Quoted({"C": 64, "n": 8}, 4640, 0, "torch/nn/modules/_functions.py, SyncBatchNorm (formula)"),
 )

@@ -58,7 +58,7 @@ TOPIC: Final = Topic(
         Words(
             "Each rank has s/c tokens of every sequence, for all layers. Only attention needs the others: keys and values go "
             "around in a ring, or are gathered (--cp-comm-type), or heads are exchanged for tokens (Ulysses).",
-            "每个 rank 在所有层都只处理每个序列的 s/c 个 token。只有注意力需要其他 token：K、V 绕环传递、或被收集 "
+            "每个 rank 在所有层都只处理每个序列的 s/c 个 token。只有注意力需要其他 token：K、V 绕环传递，或被收集 "
             "(--cp-comm-type)，"
             "或者用头换 token (Ulysses)。",
         ),

@@ -109,7 +109,7 @@ TOPIC: Final = Topic(
             "的每个值需要 2·k²·输入通道 次 FLOP，反向需要卷积的输入。",
         ),
         Words(
-            "Who trains VGG-16 keeps the maps of its first layers: few parameters, most of the memory. Its linear layers have "
+            "Training VGG-16 keeps the maps of its first layers: few parameters, most of the memory. Its linear layers have "
             "most of the parameters and almost no maps. `memcalc estimate --layers FILE` has the table.",
             "训练 VGG-16 时，前几层的特征图占用大部分显存，参数却很少；线性层有大部分参数，却几乎没有特征图。"
             "见 `memcalc estimate --layers FILE` 的表格。",

@@ -37,7 +37,7 @@ TOPIC: Final = Topic(
     name="dualpipe",
     title=Words("DualPipe and DualPipeV", "DualPipe 与 DualPipeV"),
     summary=Words(
-        "forward and backward at once, to hide the messages of experts", "前向与反向同时进行，以隐藏专家的通信"
+        "a forward beside a backward, to hide the all-to-alls of experts", "前向与反向同时进行，以隐藏专家的通信"
     ),
     text=(
         Words(

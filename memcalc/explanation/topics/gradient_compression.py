@@ -104,10 +104,10 @@ TOPIC: Final = Topic(
         ),
         Words(
             "Both begin with steps that compress nothing: PowerSGD's first 1,000 by default, 1-bit Adam's first 100,000 "
-            "(freeze_step). With a warm-up of 15 % of a run, a sixteenth after it makes 1/(0.15 + 0.85/16), about a fifth of "
-            "all bytes. Memory goes the other way: errors stay between steps, and the step itself wants copies.",
+            "(freeze_step). With 15 % of a run as warm-up, and a sixteenth of the bytes after it, a run sends 0.15 + 0.85/16 of "
+            "its bytes, about a fifth. Memory goes the other way: errors stay between steps, and the step itself makes copies.",
             "两者开头都不压缩：PowerSGD 默认前 1000 步，1-bit Adam 默认前 100000 步 (freeze_step)。预热占 15 % 时，"
-            "其后为十六分之一，总量约为 1/(0.15 + 0.85/16) 分之一，即五分之一。显存则相反：误差常驻，步骤本身还需要副本。",
+            "其后为十六分之一，总量为原来的 0.15 + 0.85/16，约五分之一。显存则相反：误差常驻，步骤本身还需要副本。",
         ),
     ),
     cases=(

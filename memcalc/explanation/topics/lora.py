@@ -31,7 +31,7 @@ STATES: Final = Rule(
     unit="bytes",
     counts=Words(
         "the base in 16 bits, and the adapters with gradient and Adam's two moments in fp32.",
-        "16 位的底座，以及 fp32 的适配器及其梯度和 Adam 的两个动量。",
+        "16 位的底座，以及 fp32 的适配器及其梯度和 Adam 的两个矩。",
     ),
     leaves_out=Words(
         "activations. They are most of what is left: the frozen layers still run, and backward goes through them.",

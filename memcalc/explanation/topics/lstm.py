@@ -19,7 +19,7 @@ PARAMETERS: Final = Rule(
         "四个门，每个门有作用于输入的矩阵、作用于状态的矩阵，以及 torch 的两个偏置。",
     ),
     leaves_out=Words(
-        "Textbooks have one bias for each gate: 4·h·(in + h + 1). A GRU has three gates, a simple RNN has none.",
+        "the textbooks' single bias for each gate, 4·h·(in + h + 1); GRUs (three gates) and simple RNNs (none).",
         "教科书中每个门只有一个偏置：4·h·(输入 + h + 1)。GRU 有三个门，简单 RNN 没有门。",
     ),
     quoted=Quoted(

@@ -1,4 +1,4 @@
-"""Muon: one momentum of every matrix, and matrices that stay whole."""
+"""Muon: one momentum for each matrix, and matrices that are not sharded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def of_busiest_rank(asked: Asked) -> Step:
 TOPIC: Final = Topic(
     name="muon",
     title=Words("Muon", "Muon"),
-    summary=Words("one momentum of every matrix, and matrices that stay whole", "每个矩阵一个动量，且矩阵保持完整"),
+    summary=Words(
+        "one momentum for each matrix, and matrices that are not sharded", "每个矩阵一个动量，且矩阵保持完整"
+    ),
     text=(
         Words(
             "Muon replaces the momentum of a matrix by the nearest orthogonal matrix before it updates the weight. It needs the "

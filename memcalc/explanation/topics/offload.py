@@ -23,7 +23,7 @@ ALL: Final = Rule(
     unit="bytes",
     counts=Words(
         "16-bit weights, fp32 weights, gradients in fp32 and Adam's two moments, with a factor of 1.5 for buffers.",
-        "16 位权重、fp32 权重、fp32 梯度和 Adam 的两个动量，再乘以 1.5 作为缓冲区余量。",
+        "16 位权重、fp32 权重、fp32 梯度和 Adam 的两个矩，再乘以 1.5 作为缓冲区余量。",
     ),
     leaves_out=Words("the processes themselves, and data loaders.", "进程本身以及数据加载器。"),
     quoted=Quoted({"Φ": 1e9}, 27e9, 0, _SOURCE),
@@ -40,7 +40,7 @@ FILES: Final = Rule(
     title=Words("ZeRO-Infinity's optimizer in files: 16Φ", "ZeRO-Infinity 的优化器在文件中：16Φ"),
     formula="16·Φ",
     unit="bytes",
-    counts=Words("weights, gradients and Adam's two moments, all in fp32.", "fp32 的权重、梯度和 Adam 的两个动量。"),
+    counts=Words("weights, gradients and Adam's two moments, all in fp32.", "fp32 的权重、梯度和 Adam 的两个矩。"),
     leaves_out=Words(
         "what is on the host: 16-bit weights and gradients, and buffers.", "主机上的 16 位权重与梯度，以及缓冲区。"
     ),

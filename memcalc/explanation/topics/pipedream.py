@@ -39,7 +39,7 @@ def older(asked: Asked) -> Step:
 TOPIC: Final = Topic(
     name="pipedream",
     title=Words("PipeDream: a pipeline that is never emptied", "PipeDream：从不排空的流水线"),
-    summary=Words("no bubble, paid with older versions of the weights", "没有气泡，代价是旧版本的权重"),
+    summary=Words("no bubble, at the price of older versions of the weights", "没有气泡，代价是旧版本的权重"),
     text=(
         Words(
             "GPipe and 1F1B empty the pipeline before each update. PipeDream updates a stage's weights after every backward "

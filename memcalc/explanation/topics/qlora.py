@@ -100,7 +100,7 @@ TOPIC: Final = Topic(
         "QLoRA over shards (4-bit bases with FSDP2 and ZeRO-3)", "切分的 QLoRA（FSDP2 与 ZeRO-3 上的 4 位底座）"
     ),
     summary=Words(
-        "what of a base in 4 bits is shared by GPUs, and what is not", "4 位底座的哪些部分由各 GPU 分担，哪些不分担"
+        "which parts of a 4-bit base are sharded, and which are not", "4 位底座的哪些部分由各 GPU 分担，哪些不分担"
     ),
     text=(
         Words(

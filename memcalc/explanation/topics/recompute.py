@@ -37,7 +37,7 @@ FOUR_THIRDS: Final = Rule(
     quoted=Quoted({}, 4 / 3, 0, "Narayanan et al. 2021, arXiv 2104.04473, appendix (formula)"),
 )
 SAVING: Final = Rule(
-    title=Words("Memory goes to about a seventeenth, or less", "显存降到约十七分之一，甚至更少"),
+    title=Words("Activations shrink to a seventeenth, or less", "激活值降到约十七分之一，甚至更少"),
     formula="2/(34 + 5·a·s/h)",
     unit="ratio",
     counts=Words(

@@ -16,7 +16,9 @@ NAIVE: Final = Rule(
     counts=Words(
         "each GPU sends its 16-bit gradients to every other one.", "每张 GPU 把自己的 16 位梯度发给其他所有 GPU。"
     ),
-    leaves_out=Words("that nobody does this: it grows with n.", "实际上没有人这样做：通信量随 n 增长。"),
+    leaves_out=Words(
+        "nothing; but nobody does it, since the bytes grow with n.", "没有遗漏；但没有人这样做，因为通信量随 n 增长。"
+    ),
     quoted=Quoted({"Φ": 7e9, "n": 8}, 98e9, 0, "n-1 sends of the whole (formula)"),
 )
 

@@ -38,7 +38,7 @@ DTENSOR: Final = Rule(
     quoted=Quoted({"b": 1, "s": 2048, "h": 4096}, 67_108_864, 0, _SHOEYBI),
 )
 WEIGHTS: Final = Rule(
-    title=Words("16·h² parameters per layer, against which it is weighed", "与之比较的权重：每层 16·h² 个参数"),
+    title=Words("To compare with: 16·h² parameters per layer", "与之比较的权重：每层 16·h² 个参数"),
     formula="16·h²",
     unit="parameters",
     counts=Words(

@@ -28,7 +28,9 @@ AS_1F1B: Final = Rule(
 TOPIC: Final = Topic(
     name="zbv",
     title=Words("ZB-V: zero bubble in a V", "ZB-V：V 形的零气泡调度"),
-    summary=Words("halves of backwards fill the waiting, with 1F1B's memory", "用反向的两半填补等待，显存与 1F1B 相同"),
+    summary=Words(
+        "backwards in two halves fill the bubble, with 1F1B's memory", "用反向的两半填补等待，显存与 1F1B 相同"
+    ),
     text=(
         Words(
             "A backward has two parts: the gradient of the input, which the stage before waits for, and those of the weights, "

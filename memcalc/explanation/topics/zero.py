@@ -53,7 +53,7 @@ SENDS_TWO: Final = Rule(
         "a reduce-scatter of the 16-bit gradients and an all-gather of the updated weights.",
         "一次 16 位梯度的 reduce-scatter 和一次更新后权重的 all-gather。",
     ),
-    leaves_out=Words("what engines really do.", "引擎的实际做法。"),
+    leaves_out=Words("engines that all-reduce whole buckets instead.", "改为对整个桶做 all-reduce 的引擎。"),
     quoted=Quoted({"Φ": 7.5e9, "n": 64}, 29.53125e9, 0, f"{_VOLUME} 7.2.1 (formula)"),
 )
 SENDS_THREE: Final = Rule(
@@ -87,8 +87,8 @@ TOPIC: Final = Topic(
             "阶段再切权重。",
         ),
         Words(
-            "Activations are not sharded: each GPU has those of its own sequences. A GPU that is full of activations is not "
-            "helped by ZeRO.",
+            "Activations are not sharded: each GPU has those of its own sequences. ZeRO does not help a GPU that is full "
+            "of activations.",
             "激活值不被切分：每张 GPU 保存自己那部分序列的激活值。如果显存被激活值占满，ZeRO 帮不上忙。",
         ),
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -24,7 +25,7 @@ from typing import (
 from memcalc.errors import quoted
 
 if TYPE_CHECKING:
-    pass
+    from pydantic import BaseModel
 
 
 class Bounds(NamedTuple):
@@ -142,20 +143,15 @@ class FamilyConfig:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Return a configuration from a user's fields. Raises ValueError: the field, its value, what is allowed."""
-        from pydantic import ConfigDict, ValidationError, create_model
+        from pydantic import ValidationError
 
-        hints = get_type_hints(cls, localns={"Mapping": Mapping, "Sequence": Sequence}, include_extras=True)
-        known: dict[str, Any] = {
-            f.name: (hints[f.name], ... if f.default is MISSING else f.default) for f in fields(cls)
-        }
-        model = create_model(cls.__name__, __config__=ConfigDict(strict=True, extra="ignore"), **known)
         try:
-            checked = model.model_validate(cls.renamed(config))
+            checked = _pydantics(cls).model_validate(cls.renamed(config))
         except ValidationError as error:
             from memcalc.families.base.first_problem import first_problem
 
             raise ValueError(first_problem(error)) from None
-        made = cls(**{name: getattr(checked, name) for name in known})
+        made = cls(**{field.name: getattr(checked, field.name) for field in fields(cls)})
         _check_unread(made, config)
         return made
 
@@ -188,6 +184,16 @@ class FamilyConfig:
                         f"{other} {quoted(value)} and {name} {quoted(named[name])} are one field with two values"
                     )
         return named
+
+
+@cache
+def _pydantics(of: type[FamilyConfig]) -> type[BaseModel]:
+    """Return the model of pydantic's that checks the fields of a class. It takes longer to make than to use."""
+    from pydantic import ConfigDict, create_model
+
+    hints = get_type_hints(of, localns={"Mapping": Mapping, "Sequence": Sequence}, include_extras=True)
+    known: dict[str, Any] = {f.name: (hints[f.name], ... if f.default is MISSING else f.default) for f in fields(of)}
+    return create_model(of.__name__, __config__=ConfigDict(strict=True, extra="ignore"), **known)
 
 
 def _same(left: object, right: object) -> bool:
@@ -249,7 +255,7 @@ def check_divides(config: FamilyConfig, whole: str, part: str) -> None:
     """Raise ValueError unless field `part` (if given) divides field `whole`."""
     total, divisor = getattr(config, whole), getattr(config, part)
     if divisor is not None and total % divisor:
-        raise ValueError(f"{whole} {total} does not divide by {part} {divisor}")
+        raise ValueError(f"{whole} {total} is not divisible by {part} {divisor}")
 
 
 # --- rotary positions (modeling_rope_utils.py)

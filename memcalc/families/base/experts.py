@@ -46,7 +46,7 @@ def check_experts(config: FamilyConfig, experts: str, *widths: str, per_token: s
         width: int = getattr(config, name)
         if width % 8:
             raise ValueError(
-                f"{name} {width} does not divide by 8: rows of grouped_mm have to be multiples of 16 bytes"
+                f"{name} {width} is not divisible by 8: rows of grouped_mm have to be multiples of 16 bytes"
             )
 
 

@@ -86,7 +86,7 @@ class Run:
     frame_tensors: list[Tensor] = field(default_factory=list[Tensor])
     """The tensors that the caller's frame holds besides the batch, from before forward until backward is over."""
     input_require_grads: bool = False
-    """True if the output of the embeddings wants a gradient even if their weights do not."""
+    """True if the output of the embeddings requires a gradient even if their weights do not."""
     attention_mask: Tensor | None = None
     """The collator's mask of a padded batch, int64 of (batch, seq); None if no sequence is padded."""
     adapters: Adapters | None = None
@@ -98,7 +98,7 @@ class Run:
     """The linear layers that have been called, while these are noted."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
     frozen: dict[Storage, int | None] = field(default_factory=dict["Storage", "int | None"])
-    """The layer of each parameter that wants no gradient, by the parameter's storage."""
+    """The layer of each parameter that requires no gradient, by the parameter's storage."""
     packings: dict[Storage, Packing] = field(default_factory=dict["Storage", "Packing"])
     """The quantised parameters, by their storage."""
     scales: list[Tensor] = field(default_factory=list[Tensor])
@@ -108,7 +108,7 @@ class Run:
     """The cache of earlier tokens; None while the model trains."""
 
     def add_weight(self, weight: Weight, *, wants_gradient: bool = True) -> None:
-        """Allocate a parameter and, if it wants a gradient, give it its gradient accumulator."""
+        """Allocate a parameter and, if it requires a gradient, give it its gradient accumulator."""
         dtype = weight.dtype if self.own_dtypes and weight.dtype is not None else self.dtype
         if weight.packing is not None:
             self._add_packed(weight, weight.packing, dtype)
@@ -159,7 +159,7 @@ class Run:
         return checkpoint(self.memory, function, *args, policy=self.policy)
 
     def input_embeddings(self, out: Tensor) -> Tensor:
-        """Return the output of the embeddings. If it is to want a gradient and has none, it becomes a leaf
+        """Return the output of the embeddings. If it is to require a gradient and has none, it becomes a leaf
         (enable_input_require_grads). Then it gets its noise."""
         if self.input_require_grads and out.node is None and self.memory.grad_enabled:
             out.node = Constant(self.memory, out)

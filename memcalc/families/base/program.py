@@ -107,16 +107,16 @@ class Program:
 
     @property
     def untrained(self) -> Collection[str]:
-        """Return the names of the weights that the step does not reach, or that want no gradient."""
+        """Return the names of the weights that the step does not reach, or that require no gradient."""
         return ()
 
     @property
     def frozen(self) -> Collection[str]:
-        """Return the names of the weights that want no gradient (`requires_grad=False`)."""
+        """Return the names of the weights that require no gradient (`requires_grad=False`)."""
         return ()
 
     def wants_gradient(self, weight: Weight) -> bool:
-        """Tell whether a weight wants a gradient (`requires_grad`)."""
+        """Tell whether a weight requires a gradient (`requires_grad`)."""
         return weight.name not in self.frozen and weight.name not in self.held.get(weight.layer, ())
 
     def gets_gradient(self, weight: Weight) -> bool:

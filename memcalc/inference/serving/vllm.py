@@ -208,7 +208,7 @@ def _heads(model: Model, layer: CacheLayer, tp: int) -> int:
         return 1
     heads = kv_heads(model, layer)
     if heads % tp and tp % heads:
-        raise InputError(f"--tp {tp}: {heads} heads of keys and values neither divide by it nor into it")
+        raise InputError(f"--tp {tp}: {heads} heads of keys and values are neither a multiple nor a divisor of it")
     return max(1, heads // tp)
 
 
@@ -231,7 +231,7 @@ def _state_bytes(model: Model, states: Sequence[State], dtype: DType, tp: int) -
     for state in states:
         elements = prod(state.shape)
         if elements % tp or state.shape[0] % tp:
-            raise InputError(f"--tp {tp}: a state of {' x '.join(map(str, state.shape))} does not divide by it")
+            raise InputError(f"--tp {tp}: a state of {' x '.join(map(str, state.shape))} is not divisible by it")
         if state.name == "convolution":
             total += elements // state.shape[-1] * (state.shape[-1] - 1) // tp * dtype.itemsize
         else:

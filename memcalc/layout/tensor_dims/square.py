@@ -222,6 +222,6 @@ def _columns_gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def transpose_copy(x: Tensor) -> Tensor:
-    """Return a contiguous copy of the transpose of a matrix that wants no gradient."""
+    """Return a contiguous copy of the transpose of a matrix that requires no gradient."""
     turned = transpose(x, 0, 1)
     return new_tensor(x.memory, turned.shape, x.dtype, "gradient, contiguous")

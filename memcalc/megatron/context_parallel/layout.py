@@ -35,18 +35,23 @@ def send(of: Tensor, kind: Kind, name: str, shape: Shape, group: str = "cp") -> 
 def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: bool = False) -> None:
     """Record fused attention of a rank's queries with `times / parts` as many keys as queries.
 
-    Two of the parts are on the diagonal, where a causal kernel leaves out half; the others are whole.
+    Two of the parts are on the diagonal, where a causal kernel leaves out half; the others are whole. The number of heads is
+    multiplied by the share of keys: the width of a head decides the speed of a kernel.
     """
-    shape = q.shape
+    batch, heads, seq, width = q.shape
     note = attends_backward if backward else attends
     for count, is_causal in ((_DIAGONAL, True), (times - _DIAGONAL, False)):
-        own, values = (*shape[:3], share(shape[3], count, parts)), (*v[:3], share(v[3], count, parts))
-        note(q.memory, own, shape, values, q.dtype, is_causal)
+        if heads.size * count % parts:  # a part of a single head
+            own, values = (*q.shape[:3], share(width, count, parts)), (*v[:3], share(v[3], count, parts))
+        else:
+            computed = share(heads, count, parts)
+            own, values = (batch, computed, seq, width), (batch, computed, *v[2:])
+        note(q.memory, own, q.shape, values, q.dtype, is_causal)
 
 
 @lru_cache(maxsize=1024)
 def share(width: Dim, times: int, parts: int) -> Dim:
-    """Return `times / parts` of a width. The width divides evenly; a sequence of varying length need not."""
+    """Return `times / parts` of a width or a number of heads, which divides evenly; a sequence of varying length need not."""
     return Dim(f"{times}/{parts}·{width.name}", times * width.size // parts)
 
 

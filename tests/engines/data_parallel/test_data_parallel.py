@@ -51,7 +51,9 @@ def check(config: dict[str, Any], options: dict[str, Any], real: dict[str, Any])
     assert said == sent
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("2 GPUs", "tied, 14 layers"))) for name in SETUPS]
+)
 def test_a_step(name: str) -> None:
     check(*SETUPS[name])
 

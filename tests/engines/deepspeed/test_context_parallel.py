@@ -225,7 +225,7 @@ def test_a_layers_share_and_its_link() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"cp": 8, "gpus": 8, "seq_len": 60}, "--seq-len 60: does not divide by cp 8"),
+    ({"cp": 8, "gpus": 8, "seq_len": 60}, "--seq-len 60: is not divisible by cp 8"),
     ({"cp": 16, "gpus": 16}, "--cp 16: does not divide the 8 attention heads"),
     ({"cp": 2, "tp": 2}, "--cp 2: Megatron-DeepSpeed (tp 2) refuses shared sequences with tensor parallelism"),
     (

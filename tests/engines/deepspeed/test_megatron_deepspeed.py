@@ -197,8 +197,8 @@ def between_two(sent: Totals, pp: int) -> Totals:
             "--recompute selective: recomputes core attention, which Megatron-DeepSpeed skips with",
         ),
         ({"pp": 2, "zero": 1, "reduce_bucket_size": 9}, "--reduce-bucket-size 9: BF16_Optimizer, which a pipeline"),
-        ({"tp": 3, "zero": 1, "gpus": 8}, "--gpus 8: does not divide by tp 3; allowed: a multiple of 3"),
-        ({"tp": 2, "pp": 2, "gpus": 6}, "--gpus 6: does not divide by tp 2·pp 2 = 4; allowed: a multiple of 4"),
+        ({"tp": 3, "zero": 1, "gpus": 8}, "--gpus 8: is not divisible by tp 3; allowed: a multiple of 3"),
+        ({"tp": 2, "pp": 2, "gpus": 6}, "--gpus 6: is not divisible by tp 2·pp 2 = 4; allowed: a multiple of 4"),
     ],
 )
 def test_refusals(options: dict[str, Any], line: str) -> None:

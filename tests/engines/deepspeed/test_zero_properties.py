@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from records import examples
 
 import memcalc
 from memcalc.engines.deepspeed.zero_layout import sizes_of, straddling_elements
 from memcalc.estimation.report import Report
 from memcalc.report.advice import advice
 
-EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 STATES = ("parameters", "gradients", "optimizer_states")
 NOTHING_KEPT = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0,
                 "prefetch_bucket_size": 0}  # fmt: skip
@@ -103,7 +104,7 @@ def room(stage: int, bucket: int, sizes: list[int], ranks: int, straddling: int,
 
 
 @pytest.mark.slow
-@settings(EXAMPLES, max_examples=60)
+@settings(EXAMPLES, max_examples=examples(60))
 @given(
     config=dense_models(), workload=workloads(), precision=PRECISIONS, part=st.sampled_from((64, 1000, 30_000, 10**6))
 )

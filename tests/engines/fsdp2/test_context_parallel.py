@@ -264,7 +264,7 @@ SETUP: dict[str, Any] = {"gpus": 8, "zero": 3, "engine": "fsdp2", "seq_len": 409
         ("llama-7b", {"cp": 4, "precision": "fp32", "seq_len": 64}, "--seq-len 64: leaves chunks of 8 tokens; fp32's kernel"),
         ("deepseek-v3", {"cp": 2, "seq_len": 64}, "--seq-len 64: leaves chunks of 16 tokens; latent attention's"),
         ("llama-7b", {"cp": 4, "shard_group": 2}, "--shard-group 2: is not a multiple of cp 4, and FSDP2 shards over dp"),
-        ("llama-7b", {"cp": 3}, "--gpus 8: does not divide by cp 3; allowed: a multiple of 3"),
+        ("llama-7b", {"cp": 3}, "--gpus 8: is not divisible by cp 3; allowed: a multiple of 3"),
         (LLAMA | {"attention_dropout": 0.1}, {"cp": 2}, "has attention_dropout 0.1, and torch's ring keeps the random state of"),
         (
             "llama-7b",

@@ -39,7 +39,12 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (TIED_GPT2, {"mesh": (2,), "micro_batches": 2}),
     (LLAMA, {"mesh": (2,), "frozen": FROZEN}),
 ]
-each = pytest.mark.parametrize(("config", "how"), CASES, ids=str)
+MUCH_LIKE_OTHERS = (0, 4, 5, 8)
+each = pytest.mark.parametrize(
+    ("config", "how"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (i in MUCH_LIKE_OTHERS)) for i, case in enumerate(CASES)],
+    ids=str,
+)
 
 
 @cache

@@ -250,7 +250,7 @@ def test_replicas_are_told_from_none_on_one_model() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        ("llama-7b", {"gpus": 12, "tp": 8}, "--gpus 12: does not divide by tp 8; allowed: a multiple of 8"),
+        ("llama-7b", {"gpus": 12, "tp": 8}, "--gpus 12: is not divisible by tp 8; allowed: a multiple of 8"),
         ("llama-7b", {"gpus": 3, "tp": 3}, "--tp 3: llama-7b has 32 attention heads, and transformers' tensor parallelism"),
         ("llama-3-70b", {"gpus": 16, "tp": 16}, "--tp 16: llama-3-70b has 8 key/value heads, and transformers' tensor"),
         ("pythia-160m", {"gpus": 2, "tp": 2}, "--tp 2: with engine fsdp2 for a gpt_neox is not modelled by this version"),

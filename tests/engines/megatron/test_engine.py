@@ -605,7 +605,11 @@ def test_bytes_of_the_kinds() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "why"),
     [
-        ("llama-3-8b", {"gpus": 16, "cp": 16, "cp_comm_type": "a2a"}, "8 key/value heads .* do not divide by cp 16"),
+        (
+            "llama-3-8b",
+            {"gpus": 16, "cp": 16, "cp_comm_type": "a2a"},
+            "8 key/value heads .* are not divisible by cp 16",
+        ),
         ("llama-3-8b", {"gpus": 8, "cp": 2, "tp": 4, "cp_comm_type": "a2b"}, "allowed: p2p, all_gather, a2a"),
         ("llama-3-8b", {"cp_comm_type": "a2a"}, "with --cp 2 or more"),
         ("deepseek-v3", {"gpus": 8, "cp": 8, "cp_comm_type": "all_gather"}, "values and keys of different widths"),

@@ -64,7 +64,7 @@ class Conv(Layer):
         for name in ("kernel", "stride", "dilation"):
             each(getattr(self, name), self.dims, name)
         if self.out % self.groups:
-            raise ValueError(f"out {self.out} does not divide by groups {self.groups}")
+            raise ValueError(f"out {self.out} is not divisible by groups {self.groups}")
 
     def check_input(self, x: Shape) -> None:
         """Raise ValueError for an input that is no image, or has other channels."""
@@ -72,7 +72,7 @@ class Conv(Layer):
         if self.in_ is not None and self.in_ != x[0].size:
             raise ValueError(f"in {self.in_}: the input has {x[0].size} channels ({shown(x)})")
         if x[0].size % self.groups:
-            raise ValueError(f"groups {self.groups}: the input's {x[0].size} channels do not divide by it")
+            raise ValueError(f"groups {self.groups}: the input's {x[0].size} channels are not divisible by it")
 
     def fields(self) -> tuple[Dim, ...]:
         """Return the dims of the kernel."""

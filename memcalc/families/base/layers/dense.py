@@ -123,7 +123,7 @@ class Attention(Layer):
     def shape(self, x: Shape) -> Shape:
         of_rank(x, 2, what="tokens × features")
         if x[1].size % self.heads:
-            raise ValueError(f"heads {self.heads}: the input's {x[1].size} features do not divide by it")
+            raise ValueError(f"heads {self.heads}: the input's {x[1].size} features are not divisible by it")
         return x
 
     def parameters(self, x: Shape) -> Iterator[Parameter]:

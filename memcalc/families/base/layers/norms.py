@@ -150,7 +150,7 @@ class GroupNorm(Layer):
         if self.channels not in (None, x[0].size):
             raise ValueError(f"channels {self.channels}: the input has {x[0].size} ({shown(x)})")
         if x[0].size % self.groups:
-            raise ValueError(f"groups {self.groups}: the input's {x[0].size} channels do not divide by it")
+            raise ValueError(f"groups {self.groups}: the input's {x[0].size} channels are not divisible by it")
         return x
 
     def parameters(self, x: Shape) -> Iterator[Parameter]:
