@@ -22,12 +22,11 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.kernels import megatron as kernels
-from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
+from memcalc.kernels.unfused_attention import has_kernel
 from memcalc.megatron import multi_token
-from memcalc.megatron.context_parallel import shared_attention
-from memcalc.megatron.context_parallel.flash import flash_attention
+from memcalc.megatron.core_attention import core_attention
 from memcalc.megatron.fused import bias_activation, bias_dropout_add
-from memcalc.megatron.joined import apart, copied, local_attention
+from memcalc.megatron.joined import apart, copied
 from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.layers import (
     TensorParallel,
@@ -36,14 +35,14 @@ from memcalc.megatron.layers import (
     row_parallel,
     vocab_parallel_embedding,
 )
-from memcalc.megatron.layout import OF_EXPERTS, Layout, padded_vocab, part
+from memcalc.megatron.layout import Layout, padded_vocab, part
 from memcalc.megatron.losses import losses
 from memcalc.megatron.moe import MoELayer
-from memcalc.megatron.offloading import Chunk, groups_of, projected
+from memcalc.megatron.offloading import groups_of, groups_to_move, projected
 from memcalc.megatron.scatter import scattered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Hashable, Iterator
 
     from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.module import Run
@@ -188,7 +187,7 @@ class GPTModel(Program):
         tp = self.layout.group(run.seq)
         mask = self.attention_mask(run, tp)
         labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
-        groups = self.groups(run)
+        groups = groups_to_move(self, run)
         hidden_states = (
             self.embed(root / "embedding", tp, labels, labels) if self.layout.first else self.received(run, tp)
         )
@@ -203,20 +202,6 @@ class GPTModel(Program):
             del joined
         logits = self.output(run, tp, last_hidden_states)
         return kernels.mean_loss(run, losses(self.layout.loss, run, tp, logits, labels))
-
-    def groups(self, run: Run) -> Chunk | None:
-        """Begin the groups of what is moved to the host; None if nothing is."""
-        layout = self.layout
-        if not layout.offloaded:
-            return None
-        of_mtp = self.a.mtp if layout.last else 0
-        routed = sum(map(self.is_routed, range(self.layers))) + (of_mtp if self.a.predicts_by_experts else 0)
-        counts = {name: routed if name in OF_EXPERTS else self.layers + of_mtp for name in layout.offloaded}
-        counts = {name: n for name, n in counts.items() if name != "attn_norm" or self.latent is not None}
-        weights = {weight.storage for weight in run.weights.values()}
-        chunk = Chunk(run.memory, weights, counts, follows=layout.last, least=layout.least_offloaded)
-        run.memory.offloading = chunk
-        return chunk
 
     def output(self, run: Run, tp: TensorParallel, hidden_states: Tensor) -> Tensor:
         """Run the output layer."""
@@ -380,29 +365,7 @@ class GPTModel(Program):
         return projected(m / "linear_proj", tp, core_attn_out)
 
     def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Run core attention. No fused kernel reads the mask, but a checkpoint keeps it
-        (_checkpointed_attention_forward)."""
-        memory, p = m.run.memory, self.a.attention_dropout
-        with m / "core_attention":
-            if m.run.attention == "unfused":
-                inputs = q, k, v, mask, p
-                return (
-                    checkpoint(memory, unfused_attention, *inputs, early_stop=False)
-                    if self.layout.selective
-                    else unfused_attention(*inputs)
-                )
-            if m.run.attention == "eager":
-                if self.layout.selective:
-                    return checkpoint(memory, _unmasked(local_attention), mask, q, k, v, p, early_stop=False)
-                return local_attention(q, k, v, p)
-            kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
-            if self.layout.cp_comm_type is not None:
-                shared = flash_attention if m.run.attention == "flash" else shared_attention
-                kind, exchanging = self.layout.cp_comm_type, self.layout.exchanging
-                kernel = partial(shared(kind, exchanging), ranks=self.layout.context_parallel)
-            if self.layout.selective:
-                return checkpoint(memory, _unmasked(kernel), mask, q, k, v, early_stop=False)
-            return kernel(q, k, v)
+        return core_attention(m, self.layout, self.a.attention_dropout, (q, k, v), mask)
 
     @module
     def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim, norm: Module | None = None) -> Tensor:
@@ -426,15 +389,6 @@ class GPTModel(Program):
 
     def bias_dropout_add(self, m: Module, x: Tensor, residual: Tensor) -> Tensor:
         return bias_dropout_add(x, m.optional("bias"), residual, self.a.hidden_dropout)
-
-
-def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a kernel that takes a mask as its first argument and ignores it."""
-
-    def unmasked(_mask: Tensor | None, *inputs: Any) -> Tensor:
-        return kernel(*inputs)
-
-    return unmasked
 
 
 @no_kernel

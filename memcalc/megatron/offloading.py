@@ -17,6 +17,7 @@ from memcalc.core.dims import numel
 from memcalc.core.offloading import Copied
 from memcalc.core.tensor import Tensor, is_contiguous, new_tensor
 from memcalc.megatron.layers import row_parallel
+from memcalc.megatron.layout import OF_EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Memory, Storage
-    from memcalc.families.base.module import Module
+    from memcalc.families.base.module import Module, Run
+    from memcalc.megatron.gpt_model import GPTModel
     from memcalc.megatron.layers import TensorParallel
 
 
@@ -157,6 +159,21 @@ class Chunk:
     def brought_back(self, moved: OnHost) -> Tensor:
         self.moved.append(Copied(moved.name, moved.shape, moved.dtype, self.memory.layer, back=True))
         return new_tensor(self.memory, moved.shape, moved.dtype, f"{moved.name}, brought back")
+
+
+def groups_to_move(model: GPTModel, run: Run) -> Chunk | None:
+    """Begin the groups of what a chunk moves to the host; None if it moves nothing."""
+    layout, a = model.layout, model.a
+    if not layout.offloaded:
+        return None
+    of_mtp = a.mtp if layout.last else 0
+    routed = sum(map(model.is_routed, range(model.layers))) + (of_mtp if a.predicts_by_experts else 0)
+    counts = {name: routed if name in OF_EXPERTS else model.layers + of_mtp for name in layout.offloaded}
+    counts = {name: n for name, n in counts.items() if name != "attn_norm" or model.latent is not None}
+    weights = {weight.storage for weight in run.weights.values()}
+    chunk = Chunk(run.memory, weights, counts, follows=layout.last, least=layout.least_offloaded)
+    run.memory.offloading = chunk
+    return chunk
 
 
 class _NoGroups:

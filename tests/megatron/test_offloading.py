@@ -11,9 +11,10 @@ from megatron_layers_oracle import Ran
 
 import memcalc
 from memcalc.families.base.architecture import Architecture, Latent
+from memcalc.families.base.module import Run
 from memcalc.megatron import gpt_model
 from memcalc.megatron.layout import Layout
-from memcalc.megatron.offloading import Chunk
+from memcalc.megatron.offloading import Chunk, groups_to_move
 
 MLA = Architecture(
     layers=4, hidden=64, heads=8, kv_heads=8, head_dim=8, ffn=96, vocab=128, gated=True, rms_norm=True, qkv_bias=False,
@@ -49,12 +50,19 @@ def on_paper(offloaded: tuple[str, ...], recomputed: tuple[str, ...]) -> Ran:
     return ran_on_paper(MLA, layout, BATCH, SEQ)
 
 
+def _wanted_at_once(model: gpt_model.GPTModel, run: Run) -> Chunk | None:
+    chunk = groups_to_move(model, run)
+    assert chunk is not None
+    chunk.follows = True
+    return chunk
+
+
 @each
 def test_a_chunk_whose_backward_follows(
     offloaded: tuple[str, ...], recomputed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (real,) = offloading_step(MLA, recomputed, offloaded, batch=BATCH, seq=SEQ, least=LEAST, many=1)
-    monkeypatch.setattr(gpt_model, "Chunk", lambda *args, follows, **how: Chunk(*args, follows=True, **how))
+    monkeypatch.setattr(gpt_model, "groups_to_move", _wanted_at_once)
     ours = on_paper(offloaded, recomputed)
     assert (ours.saved, ours.backward) == (real.saved, real.backward)
     # on paper a layer has its attention's output until its end
