@@ -20,8 +20,14 @@ WHY = {
     "those of the same case on an H100 and, of another container, on an A100",
     "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed on h100-80gb": "its record grows from 55.1 GB in the first step to 60.1 GB "
     "in the fiftieth, as tokens spread unequally over the experts",
-    "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental on h100-80gb": "the norms, activations and projections "
-    "that it recomputes are counted as kept",
+    **dict.fromkeys(
+        (
+            "moe/gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_fine_grained_offloading on h100-80gb",
+            "moe/gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading on h100-80gb",
+        ),
+        "a tensor that is moved to the host is on the GPU until its copy has ended, and is counted as gone at once: scores of "
+        "unfused attention are 0.5 GB a layer",
+    ),
     "gpt/gpt3_mcore_tp2_pp2_uninstall_te on a100-80gb": "without Transformer Engine installed, about one 16-bit "
     "copy of the logits more, for which no reason was found",
 }

@@ -206,6 +206,24 @@ WgradDeferralLimit = Annotated[
         "--wgrad-deferral-limit",
     ),
 ]
+RecomputeModules = Annotated[
+    str | None,
+    option(
+        "Megatron: the modules that --recompute selective runs again, with commas: core_attn, layernorm, mla_up_proj, mlp, moe, "
+        "moe_act, shared_experts. (default: core_attn)",
+        KNOBS,
+        "--recompute-modules",
+    ),
+]
+OffloadModules = Annotated[
+    str | None,
+    option(
+        "Megatron: the modules whose saved tensors are moved to the host, with commas: attn_norm, qkv_linear, core_attn, "
+        "attn_proj, mlp_norm, expert_fc1, moe_act. (default: none)",
+        KNOBS,
+        "--offload-modules",
+    ),
+]
 CommHook = Annotated[
     str | None,
     option(

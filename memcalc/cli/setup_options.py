@@ -105,6 +105,8 @@ def _setup(
     microbatch_group_size: k.MicrobatchGroupSize = None,
     cp_exchange_size: k.CpExchangeSize = None,
     wgrad_deferral_limit: k.WgradDeferralLimit = None,
+    recompute_modules: k.RecomputeModules = None,
+    offload_modules: k.OffloadModules = None,
     tp_dims: k.TpDims = None,
     tp_depth: k.TpDepth = None,
     autotp: k.AutoTp = False,

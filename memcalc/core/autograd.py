@@ -46,6 +46,12 @@ def no_kernel(backward: _Function) -> _Function:
     return backward
 
 
+def runs_graph(backward: _Function) -> _Function:
+    """Mark the backward of an op that runs a graph of its own, whose nodes say which kernels run."""
+    backward.runs_graph = True  # type: ignore[attr-defined]
+    return no_kernel(backward)
+
+
 class Node:
     """A grad_fn. It knows where its gradients go, which tensors it saved, and how it runs."""
 
@@ -136,7 +142,7 @@ class Node:
         """
         rows, log = self.memory.rows, self.memory.log
         runs_kernel = not hasattr(self.backward, "runs_no_kernel")
-        if not runs_kernel and len(log) == place:
+        if not runs_kernel and (len(log) == place or hasattr(self.backward, "runs_graph")):
             return
         read = tuple([(_stored(grad), grad.dtype) for grad in grads if grad is not None])
         written = [(row.shape, row.dtype) for row in [rows[block] for block in log[place:] if block >= 0]]
@@ -335,6 +341,9 @@ def _call(node: Node, inbox: dict[Node, list[Tensor | None]], *, retains: bool) 
     if grads is None:  # no gradient has come to the node: it gives none, and the nodes behind it do not wait
         node.saved = []
         return [None] * len(node.edges)
+    if node.memory.gradient_hooks:
+        for hook in node.memory.gradient_hooks.pop(node, ()):
+            hook()
     offloading = node.memory.offloading
     if offloading is not None:
         offloading.before(node)

@@ -8,7 +8,7 @@ the same moments. No lifetime is written down by hand.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from memcalc.core.dims import Shape
 from memcalc.core.dtypes import DType
@@ -173,6 +173,7 @@ class Memory:
         "checkpoint",
         "contexts",
         "grad_enabled",
+        "gradient_hooks",
         "kernels",
         "layer",
         "log",
@@ -215,6 +216,8 @@ class Memory:
         self.autocast: Autocast | None = None
         self.pads_queries = False
         """True after a kernel that pads queries has run: sizes depend on the remainder of the sequence length."""
+        self.gradient_hooks: dict[Node, list[Callable[[], None]]] = {}
+        """The functions that run when the gradient of a node's output is there, before the node does (Tensor.register_hook)."""
         self.only: AbstractSet[Node] | None = None
         """The nodes that run when backward runs a part of the graph; None: all nodes."""
 
@@ -257,6 +260,10 @@ class Autocast:
         self.copies.clear()
 
 
+_NO_BLOCK: Final = -1
+"""The index of a released storage."""
+
+
 class Storage:
     """A block of memory. It is freed when the last tensor that refers to it is gone."""
 
@@ -268,8 +275,27 @@ class Storage:
         memory.rows.append(StorageRow(shape, dtype, component, memory.scope, name, memory.layer))
         memory.log.append(self.index)
 
+    def release(self) -> None:
+        """Free the block while tensors still refer to the storage (`untyped_storage().resize_(0)`)."""
+        if not self.is_released:
+            self.memory.log.append(~self.index)
+            self.index = _NO_BLOCK
+
+    @property
+    def is_released(self) -> bool:
+        """Tell whether the storage has no block."""
+        return self.index == _NO_BLOCK
+
+    def restore(self, shape: Shape, dtype: DType, name: str) -> None:
+        """Give a released storage a block again."""
+        memory = self.memory
+        self.index = len(memory.rows)
+        memory.rows.append(StorageRow(shape, dtype, "activation", memory.scope, name, memory.layer))
+        memory.log.append(self.index)
+
     def __del__(self) -> None:
-        self.memory.log.append(~self.index)
+        if self.index != _NO_BLOCK:
+            self.memory.log.append(~self.index)
 
 
 class Tensor:

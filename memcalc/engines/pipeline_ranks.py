@@ -10,7 +10,8 @@ from memcalc.engines.rank import ONE_STATE, WHOLE_STEP, HoldingsAndSums, Rank, d
 from memcalc.engines.runs import kernels_of, made_once
 from memcalc.kernels import Kernels, kept_by_kernels
 from memcalc.layout.collectives import Collective
-from memcalc.tape.profile import Choices, Profile, cut_of, is_resizable
+from memcalc.tape.profile import Choices, Cut, Profile, cut_of, is_resizable
+from memcalc.tape.runs import NO_MIDDLE
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -74,6 +75,8 @@ def _of_chunk(model: Model, chunk: GPTModel, choices: Choices, setup: Setup) -> 
     """Return the profile of a chunk of a stage. Chunks that differ in their number of equal layers share a run."""
     cut, layout = cut_of(chunk, choices), chunk.layout
     batch, seq = setup.micro_batch_size, setup.tokens_per_part
+    if layout.offloaded:  # a layer brings back what the one before it has saved
+        return Profile(Cut(chunk.layers, choices, NO_MIDDLE).run(chunk, batch, seq))
     if not cut.middle.more or layout.recompute_layers is not None:
         return Profile(cut.run(chunk, batch, seq))
     alike = layout._replace(layers=cut.depth, routed=layout.routed[: cut.depth])

@@ -110,6 +110,7 @@ class HoldingsAndSums(NamedTuple):
 _NOT_HELD: Final = frozenset({
     "gpus", "dp", "shard_group", "global_batch_size", "micro_batch_size", "seq_len", "recompute",
     "recompute_layers", "pp_rank", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "stage_layers",
+    "recompute_modules", "offload_modules",
     "microbatch_group_size", "gpu", "network_gbps", "gemm_efficiency", "attention_efficiency", "memory_efficiency",
 })  # fmt: skip
 """The fields of a setup that decide nothing of what a rank holds, or only through what else is in the key."""

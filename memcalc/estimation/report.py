@@ -303,6 +303,11 @@ class Report(OnDevice):
 
             ranks, run = min(self.setup.gpus, self.setup.gpus_per_node), self.rank.profiles[0].run
             return host_items(activations.on_host(run.copied, ranks, run.kernels.basis))
+        if self.setup.offload_modules is not None:
+            from memcalc.engines.megatron.offloaded import on_host as of_groups
+            from memcalc.offload.host import host_items
+
+            return host_items(of_groups(self.rank, self.setup))
         if not self.setup.offloads and not self.setup.servers:
             return []
         from memcalc.engines.host import on_host

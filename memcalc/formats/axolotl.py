@@ -67,7 +67,6 @@ _NOTED: Final = {
     "deepcompile": "compiled code is not modelled; each operator is counted",
     "noisy_embedding_alpha": "the noise that NEFTune adds to the embeddings is not counted",
     "selective_checkpointing": "layers are taken to be recomputed as a whole",
-    "activation_offloading": "layers are counted as recomputed, with their inputs on the GPU",
     "layer_offloading": "frozen layers are counted as kept on the GPU",
     "tiled_mlp": "the MLP is counted over all tokens at once",
     "auto_find_batch_size": "the batch is taken to fit as it is given",
@@ -91,6 +90,9 @@ _NOTED: Final = {
     "resize_token_embeddings_to_32x": "the vocabulary is counted as the model's configuration has it",
     "use_pose": "rows are counted as they are",
 }
+_OFFLOADS: Final = "offload"
+"""The old word for `activation_offloading: true`."""
+_INPUTS: Final = "inputs of layers are counted as kept on the GPU"
 _REFUSED: Final = {
     "reward_model": "allowed: false (reward models are not modelled)",
     "process_reward_model": "allowed: false (reward models are not modelled)",
@@ -121,6 +123,7 @@ def read_axolotl(section: Section) -> Found:
     engine = "deepspeed" if uses_deepspeed else _read_engine(found)
     adapter = _read_adapter(found, rl)
     _read_precision(found, adapter, engine)
+    _read_offloaded(found, trains_all=adapter is None and engine is None and rl is None)
     _read_frozen(found)
     _read_optimizer(found, engine)
     _read_attention(found)
@@ -134,16 +137,18 @@ def read_axolotl(section: Section) -> Found:
 
 
 def _read_batch(found: Findings) -> None:
-    """Set the micro-batch, and accumulation, which `batch_size` can give: the sequences of a GPU's step."""
+    """Set the micro-batch and accumulation. `batch_size` would give accumulation, but that has a default of its own, 1, which
+    comes first (utils/schemas/training.py, normalize_config of utils/config/__init__.py)."""
     section = found.section
     micro = section.whole("micro_batch_size", least=1, most=10**7)
     found.take("micro_batch_size", "micro_batch_size", micro, 1)
     steps = section.whole("gradient_accumulation_steps", least=1, most=10**7)
     batch = section.whole("batch_size", least=1, most=10**9)
-    if steps is None and batch is not None:
-        found.give(ACCUMULATION, "batch_size", max(1, batch // (micro or 1)))
-    else:
-        found.take(ACCUMULATION, "gradient_accumulation_steps", steps, 1)
+    found.take(ACCUMULATION, "gradient_accumulation_steps", steps, 1)
+    if batch is not None and steps is not None:
+        section.refuse("batch_size", "allowed: without gradient_accumulation_steps")
+    if batch not in (None, micro or 1):
+        found.note("batch_size", "counted with gradient_accumulation_steps 1, axolotl's default, which comes first")
 
 
 def _read_recompute(found: Findings) -> None:
@@ -151,10 +156,24 @@ def _read_recompute(found: Findings) -> None:
     value = section.raw(key)
     if isinstance(value, str) and value.startswith(("offload", "unsloth")):
         found.give("recompute", key, "full")
-        found.note(key, "inputs of layers are counted as kept on the GPU")
+        if value != _OFFLOADS:
+            found.note(key, _INPUTS)
         return
     switched = section.flag(key)
     found.take("recompute", key, None if switched is None else "full" if switched else "none", "none")
+
+
+def _read_offloaded(found: Findings, *, trains_all: bool) -> None:
+    """Set activations on the host, which is TRL's class around recomputed layers where all weights train. Adapters take it in
+    the place of recomputation (loaders/model.py), which is noted."""
+    section = found.section
+    value = section.raw("activation_offloading")
+    older = section.raw("gradient_checkpointing") == _OFFLOADS
+    key = "gradient_checkpointing" if older else "activation_offloading"
+    if trains_all and (older or (not isinstance(value, str) and is_on(section, key))):
+        found.give("offload_activations", key, "cpu")
+    elif older or is_on(section, key):
+        found.note(key, _INPUTS if older else f"layers are counted as recomputed: {_INPUTS}")
 
 
 def _read_task(found: Findings) -> str | None:

@@ -64,7 +64,6 @@ _REFUSED: Final = {
     "mixture_of_depths": "allowed: nothing (mixture of depths is not modelled)",
     "use_llama_pro": "allowed: false (expanded layers are not modelled)",
     "use_badam": "allowed: false (BAdam is not modelled)",
-    "use_adam_mini": "allowed: false (Adam-mini is not modelled)",
     "use_asft_loss": "allowed: false (its reference model is not modelled)",
     "use_hyper_parallel": "allowed: false (HyperParallel is not modelled)",
     "freeze_language_model": "allowed: false (models of images are counted without what is not text)",
@@ -247,9 +246,10 @@ def _read_own_optimizers(found: Findings) -> None:
             section.refuse(rank, f"allowed: {LOW_RANK}, the one that is modelled (LLaMA-Factory's default is 16)")
         found.give("optimizer", key, optimizer)
         found.options.pop("optimizer_implementation", None)
-    if section.flag("use_muon"):
-        found.give("optimizer", "use_muon", "muon")
-        found.options.pop("optimizer_implementation", None)
+    for key, optimizer in (("use_adam_mini", "adam-mini"), ("use_muon", "muon")):
+        if section.flag(key):
+            found.give("optimizer", key, optimizer)
+            found.options.pop("optimizer_implementation", None)
 
 
 def _read_attention(found: Findings) -> None:

@@ -23,6 +23,11 @@ _VALUES: Final = 20_000
 _DIGITS: Final = 4300
 """The most digits of a number, Python's own limit for decimal ones."""
 
+_PROGRAMS: Final = {
+    "--torchtitan": "torchtitan's configurations in Python, which it has since v0.2.2, are not read; allowed: a TOML up to "
+    "v0.2.2, or options in its place, such as --model llama-3-8b --engine fsdp2 --gpus 8"
+}
+"""Why a tool's file in Python is refused."""
 _DOTS: Final = re.compile(r"""[\w"'-][ \t]*\.[ \t]*(?=[\w"'-])""")
 """A dot between two parts of a TOML key."""
 _PARTS: Final = re.compile(r"[^\w.\s\"'-]+")
@@ -59,6 +64,9 @@ def text_of(option: str, path: Path) -> str:
 def mapping(option: str, path: Path, text: str) -> Mapping[str, Any]:
     """Return the mapping that a file's text holds. Raises InputError."""
     kind = path.suffix.lower()
+    if kind == ".py":
+        why = "is a program, and what it configures is known when it runs; allowed: a file of JSON, YAML or TOML"
+        _refuse(option, path, _PROGRAMS.get(option, why))
     try:
         if kind == ".toml":
             content = _toml(text)

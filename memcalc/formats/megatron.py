@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from memcalc.formats.found import REPLICAS, Found, Value
+from memcalc.formats.megatron_activations import offloaded, recomputed
 from memcalc.formats.megatron_arguments import GPUS_PER_NODE, NODES, WORKSPACES, arguments_of
 from memcalc.formats.megatron_model import model_of
 from memcalc.formats.megatron_notes import STATES, check_modelled, is_precision_aware, notes_of
 from memcalc.formats.megatron_section import Arguments
-from memcalc.formats.megatron_stages import layers_of, stages_of
+from memcalc.formats.megatron_stages import stages_of
 from memcalc.formats.megatron_unread import unknown, unread
 
 __all__ = ["arguments_of", "read"]
@@ -46,7 +47,6 @@ _COMM_TYPES: Final = {
 _OPTIMIZERS: Final = {"adam": "adamw", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
 _STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """The ZeRO stage of each `--data-parallel-sharding-strategy`."""
-_MODULES: Final = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 
 
 def read(file: str, arguments: Mapping[str, Any], *, with_model: bool = True) -> Found:
@@ -62,7 +62,8 @@ def read(file: str, arguments: Mapping[str, Any], *, with_model: bool = True) ->
         **_step(a, notes),
         **_sharded(a, notes),
         **_precision(a),
-        **_recomputed(a, notes),
+        **recomputed(a, notes),
+        **offloaded(a, notes),
         **_kernels(a),
     }
     model, of_model = model_of(a) if with_model else (None, ())
@@ -285,53 +286,6 @@ def _precision(a: Arguments) -> dict[str, Value]:
     elif half == "--fp16" and a.on("--accumulate-allreduce-grads-in-fp32"):
         out["grad_dtype"] = a.value("--accumulate-allreduce-grads-in-fp32", "fp32")
     return out
-
-
-# --- activations
-
-
-def _recomputed(a: Arguments, notes: list[str]) -> dict[str, Value]:
-    """Return the recomputation (core/transformer/transformer_config.py, __post_init__)."""
-    key = "--recompute-granularity"
-    granularity = a.choice(key, ("full", "selective"))
-    if a.on("--recompute-activations"):
-        granularity, key = "selective", "--recompute-activations"
-    for old in ("--checkpoint-activations", "--deepspeed-activation-checkpointing", "--activations-checkpoint-method"):
-        if granularity is None and a.given(old):
-            a.ignore(old)
-            if not a.on("--deepspeed") and old.startswith("--checkpoint"):
-                a.reject(old, "is no longer valid in Megatron-LM; allowed: --recompute-granularity")
-            return {"recompute": a.value(old, "full")}
-    if granularity == "selective":
-        return _selective(a, key, notes)
-    if granularity is None:
-        return {}
-    method = a.choice("--recompute-method", ("uniform", "block"))
-    layers = a.whole("--recompute-num-layers", 1)
-    if method is None:
-        a.reject(key, "Megatron needs --recompute-method with it; allowed: uniform, block")
-    if a.on("--distribute-saved-activations"):
-        notes.append("--distribute-saved-activations: each tensor-parallel rank is counted with whole saved inputs")
-    out = {"recompute": a.value(key, "full")}
-    if method == "block" and layers is not None:
-        largest = layers_of(a)
-        if largest is None or layers < largest:
-            out["recompute_layers"] = a.value("--recompute-num-layers", layers)
-    elif layers not in (None, 1):
-        notes.append(f"{a.shown('--recompute-num-layers')}: every layer is counted as recomputed by itself")
-    return out
-
-
-def _selective(a: Arguments, key: str, notes: list[str]) -> dict[str, Value]:
-    """Return the recomputation of modules. Only that of core attention is modelled."""
-    modules = a.names("--recompute-modules") or ("core_attn",)
-    for module in modules:
-        if module not in _MODULES:
-            a.refuse("--recompute-modules", f"allowed: {', '.join(_MODULES)}")
-    others = [module for module in modules if module != "core_attn"]
-    if others:
-        notes.append(f"--recompute-modules {' '.join(others)}: their activations are counted as kept")
-    return {"recompute": a.value(key, "selective")} if "core_attn" in modules else {}
 
 
 def _kernels(a: Arguments) -> dict[str, Value]:

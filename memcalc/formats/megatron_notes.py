@@ -76,7 +76,8 @@ _NOTED: Final[Mapping[str, _Note]] = {
     "--optimizer-cuda-graph": _Note("the memory of CUDA graphs is not counted"),
     "--use-nccl-ub": _Note("NCCL's registered buffers are not counted"),
     "--cpu-offloading-num-layers": _Note("activations are counted on the GPU", ("0",)),
-    "--fine-grained-activation-offloading": _Note("activations are counted on the GPU"),
+    "--delta-offload-bytes-across-pp-ranks": _Note("counted as 0", ("0",)),
+    "--activation-offload-fraction": _Note("counted as 1", ("1", "1.0")),
     "--fp32-residual-connection": _Note("hidden states between layers are counted in 16 bits"),
     "--apply-residual-connection-post-layernorm": _Note("residuals are counted as before the norms"),
     "--fp16-lm-cross-entropy": _Note("the loss is counted in fp32"),
@@ -114,7 +115,6 @@ _OF_EXPERTS: Final[Mapping[str, _Note]] = {
     "--moe-paged-stash": _Note("activations of experts are counted as kept where they are"),
     "--moe-dispatch-fwd-dtype": _Note("tokens are counted as sent in bf16", ("bf16",)),
     "--moe-combine-bwd-dtype": _Note("tokens are counted as sent in bf16", ("bf16",)),
-    "--moe-layer-recompute": _Note("activations of experts are counted as kept"),
     "--moe-use-upcycling": _Note("counted as the model with experts"),
 }
 _OF_ROUTERS: Final[Mapping[str, tuple[str, ...]]] = {

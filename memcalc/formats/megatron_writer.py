@@ -35,6 +35,7 @@ _SAID: Final = frozenset({
     "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
     "attention_mask_in_dataloader", "shard_group", "cp_exchange_size", "wgrad_deferral_limit", "stage_layers",
     "microbatch_group_size", "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
+    "recompute_modules", "offload_modules",
 })  # fmt: skip
 """The options that the arguments say, or that follow from those."""
 _OF_STATES: Final = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
@@ -61,6 +62,7 @@ def write(setup: Setup, model: Model) -> Written:
         **_optimizer(setup),
         **_precision(setup),
         **_recomputation(setup),
+        **_offloading(setup),
         **_kernels(setup),
     }
     return Written(_text(flags), _unsaid(setup, model, is_routed=is_routed))
@@ -176,14 +178,25 @@ def _precision(setup: Setup) -> Flags:
 
 
 def _recomputation(setup: Setup) -> Flags:
-    """Return the recomputation: of core attention, of every layer by itself, or of some layers of a chunk."""
+    """Return the recomputation: of modules, of every layer by itself, or of some layers of a chunk."""
     if setup.recompute == "none":
         return {}
-    keys: Flags = {"--recompute-granularity": setup.recompute}
+    modules = None if setup.recompute_modules is None else setup.recompute_modules.replace(",", " ")
+    keys: Flags = {"--recompute-granularity": setup.recompute, "--recompute-modules": modules}
     if setup.recompute == "full":
         some = setup.recompute_layers
         keys |= {"--recompute-method": "uniform" if some is None else "block", "--recompute-num-layers": some or 1}
     return keys
+
+
+def _offloading(setup: Setup) -> Flags:
+    """Return the modules whose saved tensors are moved to the host."""
+    if setup.offload_modules is None:
+        return {}
+    return {
+        "--fine-grained-activation-offloading": True,
+        "--offload-modules": setup.offload_modules.replace(",", " "),
+    }
 
 
 def _kernels(setup: Setup) -> Flags:

@@ -47,7 +47,8 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size",
         "nvme_optimizer_buffer_count", "nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu", "nvme_threads",
         "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook", "autotp",
+        "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook", "autotp", "recompute_modules",
+        "offload_modules",
     ),
     "offload_optimizer": ("nvme_optimizer_buffer_count",),
     "offload_params": ("nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu"),
@@ -55,7 +56,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "pp": ("schedule", "virtual_stages", "first_stage_layers", "last_stage_layers"),
     "cp": ("cp_comm_type",),
     "precision": ("grad_dtype",),
-    "recompute": ("recompute_layers",),
+    "recompute": ("recompute_layers", "recompute_modules"),
     "gpus": ("dp", "gpus_per_node"),
     "lora_rank": (
         "lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "dora", "modules_to_save", "quantize",
@@ -97,7 +98,7 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     said, loss = with_loss_of_engine(model, given, said)
     said, additions = without_unmodelled_additions(model, given, said)
     found, origins = with_batches(given, said)
-    of_gpus = _of_gpus(files, given)
+    of_gpus = _of_gpus(files, given) + _without_gpus(files, found, given)
     every = _of_what_counts((note for one in files for note in one.found.notes), _said(files, given), said)
     notes = tuple(
         dict.fromkeys([*every, *of_fsdp1, *of_optimizer, *stand_ins, *left_out, *of_model, *loss, *additions, *of_gpus])
@@ -119,6 +120,14 @@ def _of_gpus(files: list[Read], given: Mapping[str, Any]) -> list[str]:
     if says is None or given.get("gpus") in (None, says.value):
         return []
     return [f"{says.where}: the degrees make {says.value} GPUs; --gpus {one_line(given['gpus'])} replaces them"]
+
+
+def _without_gpus(files: list[Read], found: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return a note on Megatron's distributed optimizer if nothing says how many GPUs share its states."""
+    shards = next((one.found.options.get("zero") for one in files if one.option == "megatron_args"), None)
+    if shards is None or not shards.value or given.get("zero") == 0 or {"gpus", "dp"} & (found.keys() | given.keys()):
+        return []
+    return [f"{shards.where}: the launcher says how many GPUs share the states; without --gpus one has them all"]
 
 
 def _of_deepspeed_file(files: list[Read]) -> Mapping[str, Value]:

@@ -124,6 +124,8 @@ class Options(NamedTuple):
     microbatch_group_size: int | None = None
     cp_exchange_size: int | None = None
     wgrad_deferral_limit: int | None = None
+    recompute_modules: str | None = None
+    offload_modules: str | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -229,6 +231,8 @@ TEXTS: Final[dict[str, str]] = {
     "modules_to_save": "names of modules with commas, such as lm_head,embed_tokens",
     "lengths": "lengths with shares, such as 512:0.6,2048:0.4, or a file with one length a line",
     "liger": "parts of Liger-Kernel with commas or +, such as rope,rms_norm",
+    "recompute_modules": "names of modules with commas, such as layernorm,moe_act",
+    "offload_modules": "names of modules with commas, such as core_attn,expert_fc1",
     "stage_layers": "the layers of each stage with commas, such as 3,2,2,1",
     "lora_targets": "default, all-linear, or names of linear layers with commas, such as q_proj,v_proj",
 }

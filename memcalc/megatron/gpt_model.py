@@ -17,16 +17,16 @@ from memcalc.core.dtypes import bf16, boolean, fp32
 from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import clone, split, transpose, view
 from memcalc.core.ops.shape import part as slice_of
+from memcalc.core.reentrant import kept_or_recomputed, reentrant_checkpoint
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.program import Program
 from memcalc.kernels import megatron as kernels
-from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
+from memcalc.kernels.unfused_attention import has_kernel
 from memcalc.megatron import multi_token
-from memcalc.megatron.context_parallel import shared_attention
-from memcalc.megatron.context_parallel.flash import flash_attention
+from memcalc.megatron.core_attention import core_attention
 from memcalc.megatron.fused import bias_activation, bias_dropout_add
-from memcalc.megatron.joined import apart, copied, local_attention
+from memcalc.megatron.joined import apart, copied
 from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.layers import (
     TensorParallel,
@@ -38,10 +38,11 @@ from memcalc.megatron.layers import (
 from memcalc.megatron.layout import Layout, padded_vocab, part
 from memcalc.megatron.losses import losses
 from memcalc.megatron.moe import MoELayer
+from memcalc.megatron.offloading import groups_of, groups_to_move, projected
 from memcalc.megatron.scatter import scattered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Hashable, Iterator
 
     from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.module import Run
@@ -70,11 +71,11 @@ class GPTModel(Program):
         self.ffn = part("ffn", a.ffn, tp)
         self.predicted_part = part("hidden", a.hidden, tp) if a.mtp else self.hidden
         self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
-        self.polynomial = layout.expert_imbalance == 1
+        self.polynomial = layout.expert_imbalance == 1 and not layout.offloaded  # whose sizes decide what is moved
         if a.experts is not None:
             ranks = layout.expert_parallel, layout.expert_tensor_parallel
-            fused = layout.fuses_accumulation
-            self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance, fused, a.gated)
+            how = layout.expert_imbalance, layout.fuses_accumulation, a.gated, frozenset(layout.recomputed)
+            self.moe = MoELayer(a.experts, self.hidden, *ranks, *how)
             self.shared_ffn = part("shared_ffn", a.experts.shared_ffn, tp)
 
     @property
@@ -185,13 +186,14 @@ class GPTModel(Program):
         tp = self.layout.group(run.seq)
         mask = self.attention_mask(run, tp)
         labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
+        groups = groups_to_move(self, run)
         hidden_states = (
             self.embed(root / "embedding", tp, labels, labels) if self.layout.first else self.received(run, tp)
         )
         angles = self.rotary(run, tp)
         hidden_states = self.decoder(root / "decoder", tp, hidden_states, angles, mask)
         if not self.layout.last:
-            return hidden_states
+            return hidden_states if groups is None else groups.ends(hidden_states)
         last_hidden_states = hidden_states
         if self.a.mtp:
             joined = multi_token.predicted(self, run, tp, labels, hidden_states, angles, mask)
@@ -272,22 +274,49 @@ class GPTModel(Program):
     def layer(
         self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        residual = hidden_states
-        input_layernorm_output = self.norm(m / "input_layernorm", hidden_states)
+        residual, recomputed, routed = hidden_states, self.layout.recomputed, self.has_experts(m)
+        groups = groups_of(m.memory)
+        if self.latent is not None:  # other input norms are parts of a linear layer
+            hidden_states = groups.start("attn_norm", hidden_states)
+        own_norms = "layernorm" in recomputed  # those that no linear layer has taken in
+        of_input = partial(self.norm, m / "input_layernorm")
+        input_layernorm = kept_or_recomputed(of_input, recomputes=own_norms and self.latent is not None)
+        input_layernorm_output = input_layernorm.checkpoint(hidden_states)
+        groups.stop()
         attention = m / "self_attention"
         if self.latent is None:
             attention_output = self.self_attention(attention, input_layernorm_output, tp, angles, mask)
         else:
             core = partial(self.core_attention, mask=mask)
-            attention_output = self.latent.forward(attention, input_layernorm_output, tp, core)
+            again = "mla_up_proj" in recomputed
+            attention_output = self.latent.forward(attention, input_layernorm_output, tp, core, again)
+        input_layernorm.discard_output_and_register_recompute(attention_output)
         hidden_states = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
+        if self.latent is not None:
+            groups.commit("attn_norm", residual)
         residual = hidden_states
-        pre_mlp_layernorm_output = self.norm(m / "pre_mlp_layernorm", hidden_states)
-        if self.has_experts(m):
+        if not routed and "mlp" in recomputed:
+            mlp_output = reentrant_checkpoint(partial(self.normed_mlp, m, tp), hidden_states)
+            return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+        of_mlp = partial(self.norm, m / "pre_mlp_layernorm")
+        pre_mlp_layernorm = kept_or_recomputed(of_mlp, recomputes=own_norms and routed)
+        if routed:
+            hidden_states = groups.start("mlp_norm", hidden_states)
+        pre_mlp_layernorm_output = pre_mlp_layernorm.checkpoint(hidden_states)
+        groups.stop()
+        if routed:
             mlp_output = self.moe.forward(m / "mlp", pre_mlp_layernorm_output, partial(self.shared_mlp, tp))
         else:
             mlp_output = self.mlp(m / "mlp", pre_mlp_layernorm_output, tp, self.ffn)
-        return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+        pre_mlp_layernorm.discard_output_and_register_recompute(mlp_output)
+        hidden_states = self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+        if routed:
+            groups.commit("mlp_norm", residual)
+        return hidden_states
+
+    def normed_mlp(self, m: Module, tp: TensorParallel, hidden_states: Tensor) -> Tensor:
+        """Run a dense MLP with the norm before it, which its first linear layer has taken in."""
+        return self.mlp(m / "mlp", hidden_states, tp, self.ffn, m / "pre_mlp_layernorm")
 
     def shared_mlp(self, tp: TensorParallel, m: Module, hidden_states: Tensor) -> Tensor:
         return self.mlp(m, hidden_states, tp, self.shared_ffn)
@@ -299,8 +328,7 @@ class GPTModel(Program):
     def self_attention(
         self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        qkv = m / "linear_qkv"
-        mixed_qkv = self.column(qkv, tp, hidden_states, qkv.optional("bias"))
+        mixed_qkv = self.column(m / "linear_qkv", tp, hidden_states, (m / "linear_qkv").optional("bias"))
         batch, seq, _ = mixed_qkv.shape
         heads = self.heads
         if self.shares_kv_heads:
@@ -325,40 +353,23 @@ class GPTModel(Program):
         if m.run.attention != "eager":
             query, key, value = apart(query, key, value, joined=mixed_qkv)
         del mixed_qkv
+        groups = groups_of(m.memory)
+        query = groups.start("core_attn", query)
         core_attn_out = self.core_attention(m, query, key, value, mask)
+        groups.stop()
+        groups.commit("core_attn", query, key, value)
         core_attn_out = view(core_attn_out, batch, seq, self.q)
         del query, key, value
-        return self.row(m / "linear_proj", tp, core_attn_out)
+        return projected(self.row, m / "linear_proj", tp, core_attn_out)
 
     def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Run core attention. No fused kernel reads the mask, but a checkpoint keeps it
-        (_checkpointed_attention_forward)."""
-        memory, p = m.run.memory, self.a.attention_dropout
-        with m / "core_attention":
-            if m.run.attention == "unfused":
-                inputs = q, k, v, mask, p
-                return (
-                    checkpoint(memory, unfused_attention, *inputs, early_stop=False)
-                    if self.layout.selective
-                    else unfused_attention(*inputs)
-                )
-            if m.run.attention == "eager":
-                if self.layout.selective:
-                    return checkpoint(memory, _unmasked(local_attention), mask, q, k, v, p, early_stop=False)
-                return local_attention(q, k, v, p)
-            kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
-            if self.layout.cp_comm_type is not None:
-                shared = flash_attention if m.run.attention == "flash" else shared_attention
-                kind, exchanging = self.layout.cp_comm_type, self.layout.exchanging
-                kernel = partial(shared(kind, exchanging), ranks=self.layout.context_parallel)
-            if self.layout.selective:
-                return checkpoint(memory, _unmasked(kernel), mask, q, k, v, early_stop=False)
-            return kernel(q, k, v)
+        return core_attention(m, self.layout, self.a.attention_dropout, (q, k, v), mask)
 
     @module
-    def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim) -> Tensor:
+    def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim, norm: Module | None = None) -> Tensor:
+        """Run MLP. `norm` is the norm that its first linear layer has taken in, if it is not run before."""
         fc1, fc2 = m / "linear_fc1", m / "linear_fc2"
-        intermediate_parallel = self.column(fc1, tp, hidden_states)
+        intermediate_parallel = self.column(fc1, tp, hidden_states if norm is None else self.norm(norm, hidden_states))
         bias = fc1.optional("bias")
         if self.a.squared_relu and bias is not None:
             intermediate_parallel, bias = intermediate_parallel + bias, None
@@ -382,15 +393,6 @@ class GPTModel(Program):
 
     def bias_dropout_add(self, m: Module, x: Tensor, residual: Tensor) -> Tensor:
         return bias_dropout_add(x, m.optional("bias"), residual, self.a.hidden_dropout)
-
-
-def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a kernel that takes a mask as its first argument and ignores it."""
-
-    def unmasked(_mask: Tensor | None, *inputs: Any) -> Tensor:
-        return kernel(*inputs)
-
-    return unmasked
 
 
 @no_kernel

@@ -9,18 +9,20 @@ layer has cached.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from memcalc.core.autograd import Node
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import recording
 from memcalc.core.ops.shape import contiguous, split, transpose, view
+from memcalc.core.reentrant import kept_or_recomputed
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.kernels import megatron as kernels
 from memcalc.kernels.liger import packed
 from memcalc.megatron.layers import TensorParallel, column_parallel, row_parallel
+from memcalc.megatron.offloading import groups_of, projected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,30 +99,51 @@ class LatentAttention:
         hidden_states: Tensor,
         tp: TensorParallel,
         core_attention: Callable[[Module, Tensor, Tensor, Tensor], Tensor],
+        recomputes: bool = False,
     ) -> Tensor:
+        """Run the layer. `recomputes`: what the latents are projected to is recomputed (mla_up_proj)."""
+        groups = groups_of(m.memory)
+        given = groups.start("qkv_linear", hidden_states)
         whole = TensorParallel(1, False, tp.shard, tp.shard)  # every rank has these weights
-        batch, heads = hidden_states.shape[0], self.heads
-
-        def projected(name: str, group: TensorParallel, x: Tensor) -> Tensor:
-            return column_parallel(m / name, group, x, (m / name).weight())
-
-        if self.latent.q_rank is None:
-            q = projected("linear_q_proj", tp, hidden_states)
-        else:
-            q_compressed = projected("linear_q_down_proj", whole, hidden_states)
-        kv_combined = projected("linear_kv_down_proj", whole, hidden_states)
+        q_compressed = given
+        if self.latent.q_rank is not None:
+            q_compressed = self.projected(m / "linear_q_down_proj", whole, given)
+        kv_combined = self.projected(m / "linear_kv_down_proj", whole, given)
         kv_compressed, k_pos_emb = split(kv_combined, self.kv_rank, self.rope)
         if tp.sequence_parallel:
             k_pos_emb = _gathered(m, tp, k_pos_emb)
-        if self.latent.q_rank is not None:
-            q = projected("linear_q_up_proj", tp, self.norm(m / "q_layernorm", q_compressed))  # pyright: ignore[reportPossiblyUnboundVariable]
-        kv_compressed = self.norm(m / "kv_layernorm", kv_compressed)
-        kv = projected("linear_kv_up_proj", tp, kv_compressed)
-        query = _rotated_in_place(view(q, batch, tp.whole, heads, self.qk))  # pyright: ignore[reportPossiblyUnboundVariable]
-        key, value = self.keys_and_values(kv, k_pos_emb, (batch, tp.whole, heads))
+        up_projection = kept_or_recomputed(partial(self.up_projected, m, tp), recomputes=recomputes)
+        query, key, value = up_projection.checkpoint(q_compressed, kv_compressed, k_pos_emb)
+        groups.stop()
+        groups.commit("qkv_linear", hidden_states)
+        query = groups.start("core_attn", query)
         core_attn_out = core_attention(m, *(transpose(t, 1, 2) for t in (query, key, value)))
-        core_attn_out = view(core_attn_out, batch, tp.whole, merge(heads, self.v))
-        return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
+        groups.stop()
+        groups.commit("core_attn", query, key, value)
+        up_projection.discard_output_and_register_recompute(core_attn_out)
+        core_attn_out = view(core_attn_out, hidden_states.shape[0], tp.whole, merge(self.heads, self.v))
+        return projected(self.row, m / "linear_proj", tp, core_attn_out)
+
+    def projected(self, m: Module, tp: TensorParallel, x: Tensor) -> Tensor:
+        return column_parallel(m, tp, x, m.weight())
+
+    def row(self, m: Module, tp: TensorParallel, x: Tensor) -> Tensor:
+        """Run the projection of attention's output."""
+        return row_parallel(m, tp, x, m.weight())
+
+    def up_projected(
+        self, m: Module, tp: TensorParallel, q_compressed: Tensor, kv_compressed: Tensor, k_pos_emb: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run qkv_up_proj_and_rope_apply, with the norms of the latents, which the projections have taken in. Without a
+        latent of queries, `q_compressed` is the layer's input."""
+        if self.latent.q_rank is None:
+            q = self.projected(m / "linear_q_proj", tp, q_compressed)
+        else:
+            q = self.projected(m / "linear_q_up_proj", tp, self.norm(m / "q_layernorm", q_compressed))
+        kv = self.projected(m / "linear_kv_up_proj", tp, self.norm(m / "kv_layernorm", kv_compressed))
+        lead = kv.shape[0], tp.whole, self.heads
+        query = _rotated_in_place(view(q, *lead, self.qk))
+        return query, *self.keys_and_values(kv, k_pos_emb, lead)
 
     def keys_and_values(self, kv: Tensor, k_pos_emb: Tensor, lead: tuple[Dim, ...]) -> tuple[Tensor, Tensor]:
         """Run ApplyMLARotaryEmbKV: every head's key with the rotated positions, and its value, in new tensors."""

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from memcalc.core.dims import Dim
 from memcalc.megatron.layers import TensorParallel
 from memcalc.megatron.trained import Trained
+
+MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""The modules that selective recomputation can run again (core/transformer/transformer_config.py, recompute_modules)."""
+
+
+OFFLOADED: Final = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
+"""The modules whose saved tensors can be moved to the host (offload_modules)."""
+
+
+OF_EXPERTS: Final = ("mlp_norm", "expert_fc1", "moe_act")
+"""Those of layers with experts alone."""
+LEAST: Final = 1024 * 1024
+"""The least elements of a tensor that is moved (min_offloaded_tensor_size)."""
 
 
 class Layout(NamedTuple):
@@ -34,6 +47,12 @@ class Layout(NamedTuple):
     """True if the stage has the last layer of the decoder, which the norm at the end follows with multi-token prediction;
     None: the norm is the last stage's."""
     selective: bool = False
+    """True if core attention is recomputed."""
+    recomputed: tuple[str, ...] = ()
+    """The other modules that are recomputed, by their names in `--recompute-modules`."""
+    offloaded: tuple[str, ...] = ()
+    """The modules whose saved tensors are moved to the host, by their names in `--offload-modules`."""
+    least_offloaded: int = LEAST
     loss: str = "vocab-parallel"
     """The loss, by the name of its option `--cross-entropy`."""
     fuses_accumulation: bool = True

@@ -9,7 +9,7 @@ one `imbalance` times that. Counts of tokens, a few numbers per expert, are left
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,11 @@ from memcalc.core.ops.matmul import linear
 from memcalc.core.ops.routing import div, gather, masked_fill, topk
 from memcalc.core.ops.shape import view
 from memcalc.core.ops.work import works, works_backward
+from memcalc.core.reentrant import kept_or_recomputed, reentrant_checkpoint
 from memcalc.core.tensor import Sent, Tensor, new_tensor
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.megatron.layers import is_frozen
+from memcalc.megatron.offloading import groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +49,8 @@ class MoELayer:
     """True if the grouped products add gradients of weights to the main gradients."""
     gated: bool = True
     """True if experts have SwiGLU, whose kernel also weights their outputs; False for GELU, without a kernel for both."""
+    recomputed: frozenset[str] = frozenset()
+    """The parts that are recomputed: `moe_act`, the activation of the experts, `shared_experts`, or the whole layer (`moe`)."""
 
     @cached_property
     def count(self) -> Dim:
@@ -94,6 +98,12 @@ class MoELayer:
     @module
     def forward(self, m: Module, hidden_states: Tensor, shared: Callable[[Module, Tensor], Tensor]) -> Tensor:
         """Run MoELayer.forward. `shared` is the MLP of the shared experts."""
+        if "moe" in self.recomputed:
+            return reentrant_checkpoint(partial(self.custom_forward, m, shared), hidden_states)
+        return self.custom_forward(m, shared, hidden_states)
+
+    def custom_forward(self, m: Module, shared: Callable[[Module, Tensor], Tensor], hidden_states: Tensor) -> Tensor:
+        """Route, run the experts, and put their outputs together."""
         batch, seq, hidden = hidden_states.shape
         shared_expert_output = self.shared_experts(m / "shared_experts", hidden_states, shared)
         with m:
@@ -115,6 +125,12 @@ class MoELayer:
         """Run SharedExpertMLP; None if there are no shared experts."""
         if not self.experts.shared_ffn:
             return None
+        if "shared_experts" in self.recomputed:
+            return reentrant_checkpoint(partial(self.shared_mlp, m, shared), hidden_states)
+        return self.shared_mlp(m, shared, hidden_states)
+
+    def shared_mlp(self, m: Module, shared: Callable[[Module, Tensor], Tensor], hidden_states: Tensor) -> Tensor:
+        """Run SharedExpertMLP.forward."""
         output = shared(m, hidden_states)
         if self.experts.shared_gate:
             with m:
@@ -202,12 +218,27 @@ class MoELayer:
     @module
     def grouped_mlp(self, m: Module, x: Tensor, probs: Tensor) -> Tensor:
         fused = self.fuses_accumulation
-        fc1_output = _grouped_linear(x, (m / "linear_fc1").weight(), fused)
+        groups = groups_of(m.memory)
+        given = groups.start("expert_fc1", x)
+        fc1_output = _grouped_linear(given, (m / "linear_fc1").weight(), fused)
+        del given
+        groups.stop()
+        groups.commit("expert_fc1", x)
+        bias_act = kept_or_recomputed(self.weighted, recomputes="moe_act" in self.recomputed)
+        given = groups.start("moe_act", fc1_output)
+        bias_act_output = bias_act.checkpoint(given, probs)
+        del given
+        groups.stop()
+        output = _grouped_linear(bias_act_output, (m / "linear_fc2").weight(), fused)
+        bias_act.discard_output_and_register_recompute(output)
+        groups.commit("moe_act", fc1_output)
+        return output
+
+    def weighted(self, fc1_output: Tensor, probs: Tensor) -> Tensor:
+        """Run bias_act_func: the activation, weighted."""
         if self.gated:
-            bias_act_output = _weighted_swiglu(fc1_output, probs, self.ffn)
-        else:
-            bias_act_output = activation(fc1_output, "gelu") * view(probs, probs.shape[0], ONE_DIM)
-        return _grouped_linear(bias_act_output, (m / "linear_fc2").weight(), fused)
+            return _weighted_swiglu(fc1_output, probs, self.ffn)
+        return activation(fc1_output, "gelu") * view(probs, probs.shape[0], ONE_DIM)
 
 
 @lru_cache(maxsize=1024)

@@ -153,7 +153,9 @@ def _recomputation(report: Report) -> list[Remedy]:
         more = tuple({"recompute_layers": n} for n in range((s.recompute_layers or layers) + step, layers, step))
         more = (*more, {"recompute_layers": layers}) if s.recompute_layers not in (None, layers) else ()
         return [Remedy("recompute", more, of_activations=True)] if more else []
-    whole: Rung = {"recompute": "full"}
+    whole: Rung = (
+        {"recompute": "full"} if s.recompute_modules is None else {"recompute": "full", "recompute_modules": None}
+    )
     parts = [{**whole, "recompute_layers": n} for n in range(step, layers, step)] if s.recompute == "none" else []
     out = [Remedy("recompute", (*parts, whole), of_activations=True)]
     if s.recompute == "none":

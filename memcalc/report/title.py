@@ -49,7 +49,7 @@ def title_words(report: Report) -> tuple[str, list[str]]:
         else:
             parts.append(f"micro-batch {s.micro_batch_size}")
         if s.recompute != "none":
-            parts.append(f"recompute {s.recompute}{_first_layers(s)}")
+            parts.append(f"recompute {s.recompute}{_first_layers(s)}{_modules(s)}")
         if s.kernels != "hf":
             parts.append(f"{s.kernels} kernels{_parts(report)}")
         if s.cross_entropy != "eager":
@@ -95,7 +95,8 @@ def _compressed(s: Setup) -> list[str]:
 
 def _offloaded(s: Setup) -> list[str]:
     """Return what is on the host or on NVMe."""
-    kept = {"optimizer": s.offload_optimizer, "parameters": s.offload_params, "activations": s.offload_activations}
+    activations = "cpu" if s.offload_modules is not None else s.offload_activations
+    kept = {"optimizer": s.offload_optimizer, "parameters": s.offload_params, "activations": activations}
     return [f"{what} on {'NVMe' if where == 'nvme' else 'the host'}" for what, where in kept.items() if where != "none"]
 
 
@@ -144,6 +145,10 @@ def _plus_plus(s: Setup) -> list[str]:
 def part(setup: Setup) -> str:
     """Return the word for a pipeline rank's part of the model: "chunk" with virtual stages, else "stage"."""
     return "chunk" if setup.virtual_stages > 1 else "stage"
+
+
+def _modules(setup: Setup) -> str:
+    return "" if setup.recompute_modules is None else f" of {setup.recompute_modules.replace(',', ', ')}"
 
 
 def _first_layers(setup: Setup) -> str:

@@ -38,6 +38,11 @@ def _of_packing(report: Report) -> list[str]:
 
 
 def _of_activations(report: Report) -> list[str]:
+    if report.setup.offload_modules is not None:
+        return [
+            "activations on the host: a copy to the host is taken to be over when the next kernel allocates; while it is under "
+            "way, Megatron's tensor is on the GPU besides"
+        ]
     if report.setup.offload_activations == "none":
         return []
     return [

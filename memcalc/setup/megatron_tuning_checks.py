@@ -23,6 +23,11 @@ def check_tuning_of_megatron(options: Options, model: Model | None) -> None:
         refuse("optimizer", "muon", f"with --{name.replace('_', '-')} and engine megatron {NOT_YET}adamw, adam")
     if options.wgrad_deferral_limit is not None:
         refuse("wgrad_deferral_limit", options.wgrad_deferral_limit, f"with frozen weights {NOT_YET}leave it out")
+    beside = f"with --{name.replace('_', '-')} and engine megatron {NOT_YET}"
+    if options.recompute_modules not in (None, "core_attn"):
+        refuse("recompute_modules", options.recompute_modules, f"{beside}core_attn")
+    if options.offload_modules is not None:
+        refuse("offload_modules", options.offload_modules, f"{beside}leave it out")
     if options.lora_rank:
         _check_adapters(options)
     gpt: GPTModel | None = getattr(None if model is None else model.program, "gpt", None)

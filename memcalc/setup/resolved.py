@@ -111,6 +111,14 @@ def resolve(options: Options, model: Model | None) -> Setup:
 
         check_stages(options, engine, global_batch_size // (dp * options.micro_batch_size))
         options = with_stages(options, None if model is None else model.layers)
+    if options.recompute_modules is not None:
+        from memcalc.setup.recomputed_modules import with_modules
+
+        options = with_modules(options, engine, model)
+    if options.offload_modules is not None:
+        from memcalc.setup.offloaded_modules import with_offloaded
+
+        options = with_offloaded(options, engine, model)
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     elif engine == "fsdp2" and options.pp > 1:
@@ -214,6 +222,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         microbatch_group_size=None if options.microbatch_group_size == options.pp else options.microbatch_group_size,
         cp_exchange_size=options.cp_exchange_size,
         wgrad_deferral_limit=options.wgrad_deferral_limit,
+        recompute_modules=options.recompute_modules,
+        offload_modules=options.offload_modules,
     )
 
 

@@ -186,6 +186,10 @@ class Setup(NamedTuple):
     wgrad_deferral_limit: int | None = None
     """The micro-batches whose gradient of the head's weight Megatron computes after the last one (0: all); None: it computes
     each at once."""
+    recompute_modules: str | None = None
+    """The modules that Megatron's selective recomputation runs again, with commas; None: core attention."""
+    offload_modules: str | None = None
+    """The modules whose saved tensors Megatron moves to the host, with commas; None: they stay."""
 
     @property
     def micro_batches(self) -> int:

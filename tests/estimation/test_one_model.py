@@ -72,6 +72,8 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "packing": ({"precision": "bf16"}, (True,)), "offload_activations": ({}, ("cpu",)), "neftune_alpha": ({}, (5.0,)),
     "wgrad_deferral_limit": (MEGATRON | {"pp": 2, "global_batch_size": 24}, (0, 2)),
     "stage_layers": (MEGATRON | {"pp": 2}, ("2,4",)),
+    "offload_modules": (MEGATRON, ("core_attn", "core_attn,attn_proj")),
+    "recompute_modules": (MEGATRON | {"recompute": "selective"}, ("mlp", "mlp,core_attn")),
     "microbatch_group_size": (
         MEGATRON | {"pp": 2, "schedule": "interleaved", "virtual_stages": 3, "global_batch_size": 24}, (3,),
     ),

@@ -33,6 +33,7 @@ NAMES = [
     "fsdp1",
     "activations",
     "recompute",
+    "activation-offload",
     "tensor-parallel",
     "tensor-parallel-dims",
     "sequence-parallel",

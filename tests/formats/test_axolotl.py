@@ -74,8 +74,12 @@ def test_defaults_where_the_file_says_nothing() -> None:
     assert "fp32" in " ".join(found.notes)  # norms and embeddings, without flash attention
 
 
-def test_accumulation_by_the_batch() -> None:
-    assert of(gradient_accumulation_steps=None, batch_size=8)[ACCUMULATION] == 4
+def test_a_batch_does_not_give_accumulation() -> None:
+    """As in AxolotlInputConfig, whose default of 1 normalize_config finds before it divides."""
+    assert of(gradient_accumulation_steps=None, batch_size=8)[ACCUMULATION] == 1
+    assert "batch_size 8" in notes(gradient_accumulation_steps=None, batch_size=8)
+    assert "batch_size" not in notes(gradient_accumulation_steps=None, batch_size=2)
+    assert "without gradient_accumulation_steps" in refusal(gradient_accumulation_steps=4, batch_size=8)
 
 
 def test_precision() -> None:
@@ -190,8 +194,14 @@ def test_kernels() -> None:
 def test_recomputation() -> None:
     assert of(gradient_checkpointing=False)["recompute"] == "none"
     assert of(gradient_checkpointing="offload")["recompute"] == "full"
-    assert "gradient_checkpointing 'offload'" in notes(gradient_checkpointing="offload")
-    assert "activation_offloading" in notes(activation_offloading=True)
+    for switch in ({"gradient_checkpointing": "offload"}, {"activation_offloading": True}):
+        assert of(**switch)["offload_activations"] == "cpu"
+        for other in (LORA, {"rl": "dpo"}, {"deepspeed": "zero2.json"}):
+            assert "offload_activations" not in of(**switch, **other)
+            assert f"{next(iter(switch))} " in notes(**switch, **other)
+    assert "offload_activations" not in of(activation_offloading="legacy")
+    assert "activation_offloading 'legacy'" in notes(activation_offloading="legacy")
+    assert "unsloth" in notes(gradient_checkpointing="unsloth")
 
 
 def test_frozen_weights() -> None:

@@ -163,6 +163,8 @@ def test_optimizers_with_switches_of_their_own() -> None:
     assert of(finetuning_type="full", use_muon=True)["optimizer"] == "muon"
     assert "128" in refusal(finetuning_type="full", use_galore=True)  # the tool's own rank is 16
     assert "within backward" in refusal(finetuning_type="full", use_galore=True, galore_rank=128, galore_layerwise=True)
+    mini = of(finetuning_type="full", use_adam_mini=True)
+    assert mini["optimizer"] == "adam-mini" and "optimizer_implementation" not in mini
     assert "BAdam" in refusal(use_badam=True)
 
 

@@ -116,3 +116,17 @@ def test_truncated_and_damaged_files(name: str, tmp_path: Path) -> None:
 def test_an_empty_path_is_no_folder() -> None:
     with pytest.raises(InputError, match=r"^--deepspeed '': expected the path"):
         load("--deepspeed", "")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--torchtitan", "configurations in Python"), ("--accelerate", "allowed: a file of JSON, YAML or TOML")],
+)
+def test_a_program_is_refused_by_what_is_read_instead(option: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "config_registry.py"
+    path.write_text(
+        "def llama3_8b():\n    return Trainer.Config(training=TrainingConfig(steps=10))\n", encoding="utf-8"
+    )
+    with pytest.raises(InputError) as error:
+        load(option, path)
+    assert words in str(error.value) and "\n" not in str(error.value)

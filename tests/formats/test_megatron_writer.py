@@ -80,6 +80,8 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "clip_grad_norm": (True,), "gpu": ("h100-80gb", "a100-40gb"), "gpus_per_node": (4,), "seq_len": (64, 256, 1024),
     "stage_layers": ("5,3", "1,3,3,1", "2,1,1,4", "1,2,1,4"), "microbatch_group_size": (2, 3, 4, 8),
     "wgrad_deferral_limit": (0, 3),
+    "recompute_modules": ("core_attn,mlp", "layernorm,moe_act", "mla_up_proj", "moe"),
+    "offload_modules": ("core_attn", "core_attn,attn_proj,expert_fc1", "attn_norm,core_attn"),
     "micro_batch_size": (2, 4), "pp_rank": (0, 1), "memory_efficiency": (0.5,), "expert_imbalance": (1.5,),
 }  # fmt: skip
 _TOGETHER = {

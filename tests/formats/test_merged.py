@@ -356,3 +356,16 @@ def test_every_question_takes_files() -> None:
 def test_a_file_of_another_tool_is_refused(name: str, source: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         memcalc.estimate(SMALL, **{name: source})
+
+
+def test_megatrons_shared_states_without_a_number_of_gpus_are_noted() -> None:
+    arguments = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --bf16"
+    )
+    words = "the launcher says how many GPUs share the states"
+    sharded = f"{arguments} --tokenizer-type NullTokenizer --vocab-size 127 --use-distributed-optimizer"
+    assert words in " ".join(memcalc.estimate(megatron_args=sharded).files.notes)
+    for other in ({"gpus": 8}, {"zero": 0}):
+        assert words not in " ".join(memcalc.estimate(megatron_args=sharded, **other).files.notes)
+    whole = sharded.replace(" --use-distributed-optimizer", "")
+    assert words not in " ".join(memcalc.estimate(megatron_args=whole).files.notes)

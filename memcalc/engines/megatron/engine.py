@@ -21,6 +21,7 @@ from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries
 from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import is_by_layer, shards_buffers, updated
+from memcalc.engines.megatron.layouts import layout_of
 from memcalc.engines.megatron.trained_part import (
     gathers_again,
     gpt_model,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.megatron.gpt_model import GPTModel
-    from memcalc.megatron.trained import Trained
     from memcalc.setup.setup import Setup
 
 _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
@@ -94,9 +94,9 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
     of_ranks = a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers, setup.stage_layers
     trained = trained_of(model)
-    key = "stages", a, of_ranks, _layout(setup, a, _ALL, trained)
+    key = "stages", a, of_ranks, layout_of(setup, a, _ALL, trained)
     if key not in model.profiles:
-        layouts = [[_layout(setup, a, span, trained) for span in of_rank] for of_rank in spans_of(*of_ranks)]
+        layouts = [[layout_of(setup, a, span, trained) for span in of_rank] for of_rank in spans_of(*of_ranks)]
         model.profiles[key] = [
             Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)
         ]
@@ -111,7 +111,7 @@ def smallest_stage(model: Model, setup: Setup) -> Stage:
     sizes = [(sum(s.layers for s in own), any(s.first or s.last for s in own)) for own in spans]
     rank = sizes.index(min(sizes))
     trained = trained_of(model)
-    return Stage(rank, tuple(_chunk(model, a, _layout(setup, a, span, trained)) for span in spans[rank]))
+    return Stage(rank, tuple(_chunk(model, a, layout_of(setup, a, span, trained)) for span in spans[rank]))
 
 
 def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
@@ -120,30 +120,6 @@ def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
     if key not in model.profiles:
         model.profiles[key] = gpt_model(a, layout)
     return model.profiles[key]
-
-
-def _layout(setup: Setup, a: Architecture, span: Span, trained: Trained | None) -> Layout:
-    return Layout(
-        tensor_parallel=setup.tp,
-        sequence_parallel=setup.sequence_parallel,
-        context_parallel=setup.cp,
-        cp_comm_type=setup.cp_comm_type,
-        expert_parallel=setup.ep,
-        expert_tensor_parallel=setup.etp,
-        expert_imbalance=setup.expert_imbalance,
-        layers=span.layers,
-        recompute_layers=setup.recompute_layers,
-        routed=a.routed(span.start, span.layers),
-        first=span.first,
-        last=span.last,
-        ends=None if not a.mtp else span.layers > 0 and span.start + span.layers == a.layers,
-        selective=setup.recompute == "selective",
-        loss=setup.cross_entropy or "vocab-parallel",
-        fuses_accumulation=setup.gradient_accumulation_fusion is not False,
-        mask_in_batch=setup.attention_mask_in_dataloader is not False,
-        exchanging=setup.cp_exchange_size or 1,
-        trained=None if trained is None else trained.of_span(span.start, span.layers),
-    )
 
 
 def weights_of(stage: Stage) -> Counter[Weight]:
@@ -202,8 +178,7 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
 def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     """Return what a rank always holds. The activations of its chunks come from their profiles."""
     grad_dtype = DTYPES[setup.grad_dtype]
-    trained, frozen = parameter_rows(setup, stage)
-    always = [*trained, *frozen]
+    always = [row for rows in parameter_rows(setup, stage) for row in rows]
     always += [
         Row("gradients", f"{w.name}: main gradient", w.shape, grad_dtype, n, "always", "modelled", _BUFFER)
         for w, n in trained_weights_of(stage).items()
@@ -283,7 +258,6 @@ def _row(component: Component, p: Parameter, what: str, life: str, setup: Setup)
 
 
 def _buffers(setup: Setup, stage: Stage) -> list[Row]:
-    dtype = setup.compute_dtype
     batch, whole, shard = sequence_dims(setup)
     first, last = stage.chunks[0].layout.first, stage.chunks[-1].layout.last
     rows: list[Row] = []
@@ -294,11 +268,11 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
         rows.append(Row("buffers", "loss mask", (batch, whole), fp32, life="the step's batch", source="the caller"))
     rows += _global_buffer(setup, stage, batch, whole)
     if setup.gradient_accumulation_fusion:
-        rows += _dummy_weight_gradients(stage, dtype)
+        rows += _dummy_weight_gradients(stage, setup.compute_dtype)
     routed = stage.routed
     if routed:
         per_token = (batch, shard, stage.chunks[0].moe.count)
-        for name, kind in (("routing probabilities", dtype), ("map of tokens to experts", boolean)):
+        for name, kind in (("routing probabilities", setup.compute_dtype), ("map of tokens to experts", boolean)):
             life, source = "until the next micro-batch", "megatron/core/transformer/moe/token_dispatcher.py"
             rows.append(Row("buffers", name, per_token, kind, routed, life, "modelled", source))
     rows += _of_layers(setup, stage)

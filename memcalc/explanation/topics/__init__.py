@@ -41,6 +41,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "fsdp1",
         "activations",
         "recompute",
+        "activation-offload",
         "batch-and-sequence",
         "packing",
         "lora",
