@@ -161,7 +161,7 @@ def _check_compression(given: dict[str, Any]) -> None:
         raise InputError(f"--optimizer {given['optimizer']}: {why}")
 
 
-_NOT_RUN: Final = ("packing", "offload_activations", "neftune_alpha")
+_NOT_RUN: Final = ("packing", "offload_activations", "neftune_alpha", "reentrant_checkpoints")
 """The options of fine-tuning that the command's reference step does not have."""
 
 

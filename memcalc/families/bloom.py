@@ -58,6 +58,7 @@ def with_n_embed(named: dict[str, Any]) -> dict[str, Any]:
 class Bloom(GPT2):
     """The program of BloomForCausalLM."""
 
+    positional = 1
     Config: type[FamilyConfig] = BloomConfig
     embedding = "transformer.word_embeddings"
     attention_kinds = ("eager",)

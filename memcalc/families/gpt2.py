@@ -58,6 +58,7 @@ class GPT2Config(FamilyConfig):
 class GPT2(Program):
     """The program of GPT2LMHeadModel."""
 
+    positional = 2
     Config: type[FamilyConfig] = GPT2Config
     blocks_take_positions = True
     """True if a block is called with the numbers of the positions, which a checkpoint keeps with its arguments."""

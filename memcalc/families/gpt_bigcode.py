@@ -59,6 +59,7 @@ class GPTBigCodeConfig(FamilyConfig):
 class GPTBigCode(GPT2):
     """The program of GPTBigCodeForCausalLM."""
 
+    positional = 1
     Config = GPTBigCodeConfig
     blocks_take_positions = False
 

@@ -61,6 +61,7 @@ class GPTJConfig(FamilyConfig):
 class GPTJ(GPT2):
     """The program of GPTJForCausalLM."""
 
+    positional = 1
     Config: type[FamilyConfig] = GPTJConfig
     attention_kinds = ("eager",)
 

@@ -109,6 +109,7 @@ class RecurrentGemmaConfig(RotaryConfig):
 class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
+    positional = 3
     decodes = False
     Config = RecurrentGemmaConfig
     final_norm = "final_norm"

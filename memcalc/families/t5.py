@@ -42,6 +42,7 @@ class Attention(NamedTuple):
 class T5(EncoderDecoder):
     """The program of T5ForConditionalGeneration. The table of tokens is tied to the head whatever the configuration says."""
 
+    positional = 6
     Config: type[FamilyConfig] = T5Config
     loss_dtype = None
 
@@ -328,8 +329,9 @@ class T5(EncoderDecoder):
         return zeros
 
     def left_behind(self, run: Run) -> list[Tensor]:
-        """Return the zeros of `no_bias` and their gradient, which the graph keeps as a leaf's."""
-        if not run.recompute:
+        """Return the zeros of `no_bias` and their gradient, which the graph keeps as a leaf's. A reentrant checkpoint makes them
+        in a graph of its own, which is gone."""
+        if not run.recompute or run.reentrant:
             return []
         autocast = run.memory.autocast
         casts = (

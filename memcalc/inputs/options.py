@@ -124,6 +124,7 @@ class Options(NamedTuple):
     microbatch_group_size: int | None = None
     cp_exchange_size: int | None = None
     wgrad_deferral_limit: int | None = None
+    reentrant_checkpoints: bool | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -253,6 +254,7 @@ FLAGS: Final = (
     "dora",
     "autotp",
     "packing",
+    "reentrant_checkpoints",
 )
 
 

@@ -89,6 +89,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
         from memcalc.tasks.offload_activations_checks import check_offloaded_activations
 
         check_offloaded_activations(options, engine, model)
+    if options.reentrant_checkpoints:
+        from memcalc.setup.reentrant_checks import check_reentrant
+
+        check_reentrant(options, engine, model)
     if options.neftune_alpha is not None:
         from memcalc.tasks.neftune_checks import check_neftune
 
@@ -214,6 +218,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         microbatch_group_size=None if options.microbatch_group_size == options.pp else options.microbatch_group_size,
         cp_exchange_size=options.cp_exchange_size,
         wgrad_deferral_limit=options.wgrad_deferral_limit,
+        reentrant_checkpoints=bool(options.reentrant_checkpoints),
     )
 
 

@@ -186,6 +186,8 @@ class Setup(NamedTuple):
     wgrad_deferral_limit: int | None = None
     """The micro-batches whose gradient of the head's weight Megatron computes after the last one (0: all); None: it computes
     each at once."""
+    reentrant_checkpoints: bool = False
+    """True if the checkpoints of recomputed layers re-enter autograd (`use_reentrant`)."""
 
     @property
     def micro_batches(self) -> int:

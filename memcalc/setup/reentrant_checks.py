@@ -1,0 +1,42 @@
+"""Checks of checkpoints that re-enter autograd (`use_reentrant`): what they are compared with torch's own for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+_NAME: Final = "reentrant_checkpoints"
+_ENGINES: Final = ("none", "ddp", "fsdp2", "deepspeed")
+_AXES: Final = ("tp", "pp", "cp", "ep")
+_OFF: Final = "off"
+
+
+def check_reentrant(options: Options, engine: str, model: Model | None) -> None:
+    """Raise InputError for reentrant checkpoints with an engine, an axis or a model that they are not modelled with."""
+    if options.recompute != "full":
+        why = "is how layers are recomputed, and needs --recompute full"
+        refuse(_NAME, True, f"{why}; allowed: leave it out")
+    if model is None:
+        refuse(_NAME, True, "a number of parameters has no layers; allowed: leave it out, or --model")
+    if engine == "megatron":
+        refuse(_NAME, True, f"Megatron recomputes layers by code of its own; allowed: {_OFF}")
+    if engine not in _ENGINES:
+        refuse(_NAME, True, f"with engine {engine} {NOT_YET}{_OFF}, or --engine {', '.join(_ENGINES)}")
+    for axis in _AXES:
+        if getattr(options, axis) > 1:
+            refuse(_NAME, True, f"with --{axis} {getattr(options, axis)} {NOT_YET}{_OFF}")
+    if model.program.source:
+        refuse(_NAME, True, f"for a {model.model_type}, which is traced, {NOT_YET}{_OFF}")
+    if model.model_type in _NOT_MODELLED:
+        refuse(_NAME, True, f"for a {model.model_type}: {_NOT_MODELLED[model.model_type]}; allowed: {_OFF}")
+    if options.offload_activations != "none":
+        refuse(_NAME, True, f"with --offload-activations {options.offload_activations} {NOT_YET}{_OFF}")
+
+
+_NOT_MODELLED: Final = {
+    "zamba2": "its layers have a checkpoint in a checkpoint, whose graph reaches into the outer one: not modelled",
+}
