@@ -17,7 +17,7 @@ OPTIONS = (
     "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp",
     "--cp-comm-type", "--pp-rank", "--tp-dims", "--tp-depth", "--autotp", "--encoder-stages", "--reward-model",
     "--packing", "--offload-activations", "--neftune-alpha", "--lengths", "--stage-layers", "--microbatch-group-size",
-    "--cp-exchange-size", "--wgrad-deferral-limit",
+    "--cp-exchange-size", "--wgrad-deferral-limit", "--reentrant-checkpoints", "--no-reentrant-checkpoints",
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
@@ -104,6 +104,7 @@ DEFAULTS: dict[str, Any] = {
     "quantize_storage": None,
     "encoder_stages": None, "reward_model": None,
     "stage_layers": None, "microbatch_group_size": None, "cp_exchange_size": None, "wgrad_deferral_limit": None,
+    "reentrant_checkpoints": False,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 

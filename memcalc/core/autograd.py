@@ -65,6 +65,8 @@ class Node:
         "sequence",
         "visit",
     )
+    cast_once = False
+    """True for a leaf whose copy in autocast's dtype is kept for the next op that needs it."""
 
     def __init__(
         self,
@@ -185,6 +187,7 @@ class Leaf(Node):
     the shape of the whole weight."""
 
     __slots__ = ("accumulating", "grad", "ready", "shape", "weight_layer")
+    cast_once = True
 
     def __init__(
         self, memory: Memory, name: str, shape: Shape, layer: int | None, *, accumulating: bool = False

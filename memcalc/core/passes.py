@@ -28,7 +28,9 @@ def passes(
     """Run forward and backward of `micro_batches` micro-batches of one step. Returns the index in the log at which each
     forward ends, and the last loss, whose graph keeps its tensors as long as the loss is alive.
 
-    `in_closures` are the blocks that the graph of the step before keeps besides what the program says. `batch` is the batch of the first micro-batch; the program gives the others. Each loss, and what its graph keeps,
+    `in_closures` are the blocks that the graph of the step before keeps besides what the program says.
+
+    `batch` is the batch of the first micro-batch; the program gives the others. Each loss, and what its graph keeps,
     stays until the next loss takes its place.
     """
     memory, hooks = run.memory, run.hooks

@@ -141,6 +141,7 @@ class Detached(Node):
     argument, and copies any other one (functions/accumulate_grad.h)."""
 
     __slots__ = ("grad", "shape", "strides")
+    cast_once = True
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__(tensor.memory, Node.run, ())  # type: ignore[arg-type]

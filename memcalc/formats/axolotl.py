@@ -10,11 +10,11 @@ import re
 from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
+from memcalc.formats.reentry import SWITCH, read_reentry, torch_decides
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import (
     BY_NAME,
     Adapters,
-    give_eight_bits,
     give_quantized,
     give_storage,
     read_adapters,
@@ -155,6 +155,10 @@ def _read_recompute(found: Findings) -> None:
         return
     switched = section.flag(key)
     found.take("recompute", key, None if switched is None else "full" if switched else "none", "none")
+    kwargs = "gradient_checkpointing_kwargs"
+    own = section.raw(kwargs) is None and not any(is_on(section, one) for one in ("rl", "unfrozen_parameters"))
+    place = mapping(section, kwargs)
+    read_reentry(found, place, SWITCH, default=own or torch_decides(place))
 
 
 def _read_task(found: Findings) -> str | None:
@@ -217,9 +221,7 @@ def _read_adapter(found: Findings, rl: str | None) -> str | None:
         section.refuse("load_in_4bit", "allowed: true with adapter qlora")
     _read_lora(found)
     if eight and adapter == "lora":
-        kwargs = mapping(section, "gradient_checkpointing_kwargs")
-        own_choice = rl is None and "gradient_checkpointing_kwargs" not in section
-        give_eight_bits(found, "load_in_8bit", kwargs, "use_reentrant", reenters=own_choice)
+        found.give("quantize", "load_in_8bit", "int8")
     elif four and adapter == "qlora":
         own = mapping(section, "bnb_config_kwargs")
         kind = own.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"

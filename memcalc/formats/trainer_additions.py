@@ -21,6 +21,7 @@ _ROWS: Final = "rows are counted as single sequences of the whole length"
 NOT_COUNTED: Final = {
     "packing": _ROWS,
     "offload_activations": "activations are counted as kept on the GPU",
+    "reentrant_checkpoints": "checkpoints are counted as those that do not re-enter autograd",
     "neftune_alpha": "the noise that NEFTune adds to the embeddings is not counted",
 }
 _FLASH: Final = "flash"
@@ -113,6 +114,7 @@ def without_unmodelled_additions(
 
 def _refused(name: str, options: Options, model: Model) -> str:
     """Return why an addition is refused; '' if it is not."""
+    from memcalc.setup.reentrant_checks import check_reentrant
     from memcalc.tasks.neftune_checks import check_neftune
     from memcalc.tasks.offload_activations_checks import check_offloaded_activations
     from memcalc.tasks.packing_checks import check_packing
@@ -123,6 +125,8 @@ def _refused(name: str, options: Options, model: Model) -> str:
             check_packing(options, engine, options.precision, model)
         elif name == "offload_activations":
             check_offloaded_activations(options, engine, model)
+        elif name == "reentrant_checkpoints":
+            check_reentrant(options, engine, model)
         else:
             check_neftune(options, engine, model)
     except InputError as error:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
+from memcalc.formats.reentry import SWITCH, read_reentry, torch_decides
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import (
     BY_NAME,
     Adapters,
-    give_eight_bits,
     give_quantized,
     give_storage,
     read_adapters,
@@ -110,6 +110,9 @@ def read_recompute(found: Findings, *, default: bool) -> None:
     found.take("recompute", key, None if switched is None else _word(switched), _word(default))
     for kwargs in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
         _note_kwargs(found, mapping(section, kwargs))
+    if switched or (default and switched is None):
+        own = mapping(section, section.first("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"))
+        read_reentry(found, own, SWITCH, default=torch_decides(own))
 
 
 def _word(is_on: bool) -> str:
@@ -210,8 +213,7 @@ def _read_quantized(found: Findings, weights: str) -> bool:
     if section.flag("load_in_8bit"):
         if section.flag("load_in_4bit"):
             section.refuse("load_in_8bit", "contradicts load_in_4bit; allowed: one of them")
-        kwargs = mapping(section, "gradient_checkpointing_kwargs")
-        give_eight_bits(found, "load_in_8bit", kwargs, "use_reentrant", reenters=False)
+        found.give("quantize", "load_in_8bit", "int8")
         return True
     if _mode(section) == "qlora" and "load_in_4bit" not in section:
         found.note("train_mode", "the base is in nf4 with nested scales, as Firefly has it")
