@@ -14,6 +14,7 @@ from memcalc.core.ops.shape import reshape, select, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import causal_mask, keys_of
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support
@@ -161,7 +162,7 @@ class Bloom(GPT2):
         if mask is not None:
             attn_weights = attn_weights + mask
         attention_probs = cast(softmax(attn_weights, fp32), query_layer.dtype)
-        attention_probs = dropout(attention_probs, self.config.attention_dropout)
+        attention_probs = dropout_module(attention_probs, self.config.attention_dropout)
         attention_probs_reshaped = view(attention_probs, batch_heads, seq, keys)
         context_layer = bmm(attention_probs_reshaped, value_layer, "attention output")
         context_layer = self.merge_heads(context_layer, batch)
@@ -183,7 +184,9 @@ class Bloom(GPT2):
 
     @module
     def mlp(self, m: Module, hidden_states: Tensor, residual: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden_states = bloom_gelu((m / "dense_h_to_4h").linear(hidden_states))
+        hidden_states = (m / "dense_h_to_4h").linear(hidden_states)
+        with m / "gelu_impl":
+            hidden_states = bloom_gelu(hidden_states)
         intermediate_output = (m / "dense_4h_to_h").linear(hidden_states)
         return dropout_add(intermediate_output, residual, self.config.hidden_dropout)
 
