@@ -40,9 +40,14 @@ class Call(NamedTuple):
         """Return the places of the tensors among the positional arguments."""
         return tuple([i for i, arg in enumerate(self.args[: 1 + self.positional]) if isinstance(arg, Tensor)])
 
+    @property
+    def wants_gradient(self) -> bool:
+        """Tell whether a tensor among the positional arguments wants a gradient. Otherwise the outputs want none."""
+        return any(self.args[i].node is not None for i in self.places)
+
 
 class _Context(NamedTuple):
-    """What a call's node keeps besides the saved tensors (`ctx`)."""
+    """The context of a call's node (`ctx`)."""
 
     call: Call
     """The call without the tensors that are saved."""
@@ -73,10 +78,10 @@ def reentrant_checkpoint(memory: Memory, call: Call) -> Any:
 
 def _with_node(memory: Memory, call: Call, outputs: Any) -> Any:
     """Return the outputs of a call as those of its node. All that are floats want a gradient, whatever they are."""
+    if not call.wants_gradient:
+        return outputs
     places = call.places
     inputs = [call.args[i] for i in places]
-    if all(tensor.node is None for tensor in inputs):
-        return outputs
     several = outputs if isinstance(outputs, tuple) else (outputs,)
     floats = [out for out in several if isinstance(out, Tensor) and out.dtype.is_floating_point]
     kept = call._replace(args=tuple([None if i in places else arg for i, arg in enumerate(call.args)]))

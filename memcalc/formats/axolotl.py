@@ -15,6 +15,7 @@ from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import (
     BY_NAME,
     Adapters,
+    give_eight_bits,
     give_quantized,
     give_storage,
     read_adapters,
@@ -221,7 +222,9 @@ def _read_adapter(found: Findings, rl: str | None) -> str | None:
         section.refuse("load_in_4bit", "allowed: true with adapter qlora")
     _read_lora(found)
     if eight and adapter == "lora":
-        found.give("quantize", "load_in_8bit", "int8")
+        kwargs = mapping(section, "gradient_checkpointing_kwargs")
+        own_choice = rl is None and "gradient_checkpointing_kwargs" not in section
+        give_eight_bits(found, "load_in_8bit", kwargs, "use_reentrant", reenters=own_choice)
     elif four and adapter == "qlora":
         own = mapping(section, "bnb_config_kwargs")
         kind = own.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"

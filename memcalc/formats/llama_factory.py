@@ -11,7 +11,7 @@ from typing import Final
 from memcalc.formats.found import Found
 from memcalc.formats.reentry import OF_LLAMA_FACTORY, read_reentry
 from memcalc.formats.section import Section
-from memcalc.formats.trainer_adapters import BY_NAME, Adapters, give_quantized, read_adapters
+from memcalc.formats.trainer_adapters import BY_NAME, Adapters, give_eight_bits, give_quantized, read_adapters
 from memcalc.formats.trainer_additions import note_tf32, read_noise
 from memcalc.formats.trainer_args import NOTED, REFUSED, read_accelerator, read_batch, read_optimizer_of
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, modules, name, refuse_misspelt
@@ -212,7 +212,7 @@ def _read_trained(found: Findings, kind: str) -> None:
     if bits not in (4, 8):
         section.refuse("quantization_bit", "allowed: 4, 8")
     if bits == 8:
-        found.give("quantize", "quantization_bit", "int8")
+        give_eight_bits(found, "quantization_bit", section, "use_reentrant_gc", reenters=True)
         return
     four = section.choice("quantization_type", ("nf4", "fp4")) or "nf4"
     compute = autocast(found)[0] or "bf16"

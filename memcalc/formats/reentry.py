@@ -48,7 +48,9 @@ def with_reentry_of_trainer(given: Mapping[str, Any], said: Mapping[str, Value])
     out = dict(said)
     reentry = out.pop(OPTION, None)
     values = {name: value.value for name, value in said.items()} | dict(given)
-    if OPTION in given or values.get("recompute") != "full":
+    if (
+        OPTION in given or values.get("recompute") != "full" or values.get("quantize") == "int8"
+    ):  # noted where it is read
         return out, []
     own = reentry is not None and OF_LLAMA_FACTORY in reentry.where
     if reentry is not None and reentry.value:

@@ -57,6 +57,17 @@ def _targets(section: Section, keys: Adapters) -> str | None:
     return "all-linear" if text in ("all-linear", "all_linear") else text
 
 
+def give_eight_bits(found: Findings, key: str, place: Section, switch: str, *, reenters: bool) -> None:
+    """Set a base in 8 bits that `key` gives. `switch` in `place` says whether checkpoints re-enter; `reenters` is the tool's own
+    choice."""
+    found.give("quantize", key, "int8")
+    given = place.flag(switch)
+    recompute = found.options.get("recompute")
+    if recompute is not None and recompute.value == "full" and (reenters if given is None else given):
+        what = "checkpoints that re-enter free the inputs of 8-bit layers, which are counted as kept"
+        found.notes.append(f"{place.where(switch)}: {what}")
+
+
 def give_quantized(found: Findings, key: str, kind: str, compute_dtype: str, double: Value) -> None:
     """Set a base in 4 bits that `key` gives. `double`: whether its scales are quantised too."""
     found.give("quantize", key, kind)

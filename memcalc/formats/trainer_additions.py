@@ -114,10 +114,10 @@ def without_unmodelled_additions(
 
 def _refused(name: str, options: Options, model: Model) -> str:
     """Return why an addition is refused; '' if it is not."""
-    from memcalc.setup.reentrant_checks import check_reentrant
     from memcalc.tasks.neftune_checks import check_neftune
     from memcalc.tasks.offload_activations_checks import check_offloaded_activations
     from memcalc.tasks.packing_checks import check_packing
+    from memcalc.tasks.reentrant_checks import check_reentrant
 
     engine = options.engine or ("deepspeed" if options.zero else "none" if options.gpus == 1 else "ddp")
     try:

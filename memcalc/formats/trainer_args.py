@@ -14,6 +14,7 @@ from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import (
     BY_NAME,
     Adapters,
+    give_eight_bits,
     give_quantized,
     give_storage,
     read_adapters,
@@ -213,7 +214,8 @@ def _read_quantized(found: Findings, weights: str) -> bool:
     if section.flag("load_in_8bit"):
         if section.flag("load_in_4bit"):
             section.refuse("load_in_8bit", "contradicts load_in_4bit; allowed: one of them")
-        found.give("quantize", "load_in_8bit", "int8")
+        kwargs = mapping(section, "gradient_checkpointing_kwargs")
+        give_eight_bits(found, "load_in_8bit", kwargs, "use_reentrant", reenters=False)
         return True
     if _mode(section) == "qlora" and "load_in_4bit" not in section:
         found.note("train_mode", "the base is in nf4 with nested scales, as Firefly has it")

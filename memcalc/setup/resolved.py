@@ -90,7 +90,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
 
         check_offloaded_activations(options, engine, model)
     if options.reentrant_checkpoints:
-        from memcalc.setup.reentrant_checks import check_reentrant
+        from memcalc.tasks.reentrant_checks import check_reentrant
 
         check_reentrant(options, engine, model)
     if options.neftune_alpha is not None:

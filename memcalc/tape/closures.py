@@ -1,4 +1,4 @@
-"""What the closures of reentrant checkpoints keep: the arguments by keyword, as long as the loss of their step is there.
+"""Blocks in the closures of reentrant checkpoints: a layer's arguments by keyword, which live as long as the loss of their step.
 
 torch's CheckpointFunction has the function itself in its node (`ctx.run_function`), and transformers puts a layer's arguments
 by keyword into that function: masks, positions and their embeddings. So the graph of a step, which the loss holds, still has

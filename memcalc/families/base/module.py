@@ -164,10 +164,24 @@ class Run:
             return self._reentered(function, *args)
         return checkpoint(self.memory, function, *args, policy=self.policy)
 
+    def _trains(self, m: Module) -> bool:
+        """Tell whether a weight in a module wants a gradient."""
+        within = f"{m.path}."
+        return any(
+            isinstance(weight.node, Leaf)
+            for (name, layer), weight in self.weights.items()
+            if layer == m.layer and name.startswith(within)
+        )
+
     def _reentered(self, function: Callable[..., Any], m: Module, *args: Any) -> Any:
         from memcalc.core.reentrant import Call, reentrant_checkpoint
 
         call = Call(function, (m, *args), self.positional, (m.path, m.layer))
+        if self.memory.grad_enabled and not call.wants_gradient and self._trains(m):
+            from memcalc.inputs.options import refuse
+
+            what = f"nothing that {m.path.replace('*', str(m.layer))} is given wants a gradient, so torch gives its weights none"
+            refuse("reentrant_checkpoints", True, f"{what} and only warns; allowed: with --input-require-grads, or off")
         return reentrant_checkpoint(self.memory, call)
 
     def input_embeddings(self, out: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.inputs.options import NOT_YET, Options, option_name, refuse
+from memcalc.registry import EVERY_OPTIMIZER
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -13,6 +14,15 @@ _NAME: Final = "reentrant_checkpoints"
 _ENGINES: Final = ("none", "ddp", "fsdp2", "deepspeed")
 _AXES: Final = ("tp", "pp", "cp", "ep")
 _OFF: Final = "off"
+_WITHOUT: Final = {
+    "offload_activations": ("none",),
+    "offload_params": ("none",),
+    "kernels": (None, "hf"),
+    "packing": (False,),
+    "quantize": ("none", "nf4", "fp4"),
+    "optimizer": tuple(name for name in EVERY_OPTIMIZER if name not in ("lomo", "adalomo")),
+}
+"""Options, with the values that reentrant checkpoints are modelled with."""
 
 
 def check_reentrant(options: Options, engine: str, model: Model | None) -> None:
@@ -33,8 +43,14 @@ def check_reentrant(options: Options, engine: str, model: Model | None) -> None:
         refuse(_NAME, True, f"for a {model.model_type}, which is traced, {NOT_YET}{_OFF}")
     if model.model_type in _NOT_MODELLED:
         refuse(_NAME, True, f"for a {model.model_type}: {_NOT_MODELLED[model.model_type]}; allowed: {_OFF}")
-    if options.offload_activations != "none":
-        refuse(_NAME, True, f"with --offload-activations {options.offload_activations} {NOT_YET}{_OFF}")
+    for name, modelled in _WITHOUT.items():
+        value = getattr(options, name)
+        if value not in modelled:
+            shown = f"{option_name(name)} {'on' if value is True else value}"
+            refuse(_NAME, True, f"with {shown} {NOT_YET}{_OFF}")
+    shares = engine == "fsdp2" or (engine == "deepspeed" and options.zero == 3)
+    if options.quantize != "none" and shares:
+        refuse(_NAME, True, f"with --quantize {options.quantize} shared out by {engine} {NOT_YET}{_OFF}")
 
 
 _NOT_MODELLED: Final = {
