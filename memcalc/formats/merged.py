@@ -88,6 +88,7 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     ]
     said = with_precision_of_engine(given, _said(files, given), trainer[0] if trainer else None)
     said = _that_still_go(said, given)
+    said, of_trainer = with_reentry_of_trainer(given, said)
     check_flat(given, said)
     said, of_fsdp1 = with_fsdp1_where_modelled(model, given, said)
     said = with_adapters_as_cast(given, said)
@@ -96,7 +97,6 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     said, left_out = without_what_is_not_modelled(given, said)
     said, of_model = with_what_the_model_has(model, given, said)
     said, loss = with_loss_of_engine(model, given, said)
-    said, of_trainer = with_reentry_of_trainer(given, said)
     said, additions = without_unmodelled_additions(model, given, said)
     found, origins = with_batches(given, said)
     of_gpus = _of_gpus(files, given)

@@ -28,7 +28,7 @@ _WITHOUT: Final = {
 def check_reentrant(options: Options, engine: str, model: Model | None) -> None:
     """Raise InputError for reentrant checkpoints with an engine, an axis or a model that they are not modelled with."""
     if options.recompute != "full":
-        why = "is how layers are recomputed, and needs --recompute full"
+        why = "needs --recompute full, whose layers it says how to recompute"
         refuse(_NAME, True, f"{why}; allowed: leave it out")
     if model is None:
         refuse(_NAME, True, "a number of parameters has no layers; allowed: leave it out, or --model")

@@ -1,4 +1,4 @@
-"""Checkpoints that re-enter autograd against torch's own, to the byte: a step of transformers' models, on one GPU and on engines."""
+"""Checkpoints that re-enter autograd against torch's own, to the byte: a step of transformers' models on every engine."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_weights_that_get_no_gradient_are_refused_and_have_none() -> None:
     """Nothing in front of the first layer wants a gradient: torch warns, and trains the norm and the head alone."""
     options: dict[str, Any] = {"freeze": "embeddings", "input_require_grads": False, **WORKLOAD}
     with pytest.raises(
-        memcalc.InputError, match="--reentrant-checkpoints on: nothing that model.layers.0 is given wants a"
+        memcalc.InputError, match=r"--reentrant-checkpoints on: nothing that model\.layers\.0 is given wants a"
     ):
         memcalc.estimate(LLAMA, recompute="full", reentrant_checkpoints=True, **options)
     model: Any = oracle.build(deepcopy(LLAMA), "eager", torch.float32)

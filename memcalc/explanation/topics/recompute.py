@@ -62,7 +62,7 @@ def flops(asked: Asked) -> Step:
 
 def kept(asked: Asked) -> Step:
     """Return the ratio of the bytes that the layers save to those without recomputation."""
-    whole = layers_saved(asked.again(recompute="none"))
+    whole = layers_saved(asked.again(recompute="none", reentrant_checkpoints=None))
     return ratio_step(asked, _KEPT, "full/none", layers_saved(asked.report), whole)
 
 
