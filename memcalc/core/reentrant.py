@@ -9,13 +9,13 @@ together. Arguments by keyword are in the function, and live as long as the grap
 from __future__ import annotations
 
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from memcalc.core.autograd import LEAF_SEQUENCE, Node, run_graph
 from memcalc.core.tensor import Autocast, Tensor, contiguous_strides, is_contiguous, is_dense, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from memcalc.core.autograd import Gradients
     from memcalc.core.dims import Shape
@@ -82,15 +82,20 @@ def _with_node(memory: Memory, call: Call, outputs: Any) -> Any:
         return outputs
     places = call.places
     inputs = [call.args[i] for i in places]
-    several = outputs if isinstance(outputs, tuple) else (outputs,)
-    floats = [out for out in several if isinstance(out, Tensor) and out.dtype.is_floating_point]
+    several = _several(outputs)
+    floats = list(filter(_is_float, several))
     kept = call._replace(args=tuple([None if i in places else arg for i, arg in enumerate(call.args)]))
     autocast = None if memory.autocast is None else memory.autocast.dtype
     context = _Context(kept, places, autocast, tuple([(out.shape, out.dtype) for out in floats]))
     node = Node(memory, _checkpoint_backward, inputs, inputs, context, outputs=len(floats))
     number = iter(range(len(floats)))
-    own = [_output(out, node, next(number)) if _is_float(out) else out for out in several]
+    own: list[Any] = [_output(out, node, next(number)) if _is_float(out) else out for out in several]
     return tuple(own) if isinstance(outputs, tuple) else own[0]
+
+
+def _several(outputs: Any) -> tuple[Any, ...]:
+    """Return the outputs of a function one by one."""
+    return tuple(outputs) if isinstance(outputs, tuple) else (outputs,)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def _is_float(output: Any) -> bool:
@@ -103,15 +108,17 @@ def _output(tensor: Tensor, node: Node, number: int) -> Tensor:
     return out
 
 
-def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
+def _checkpoint_backward(node: Node, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Run the function again, and backward through it. The frame holds the gradients and the outputs until that is over."""
-    memory, context = node.memory, node.context
+    memory = node.memory
+    context: _Context = node.context
     given = [
-        new_tensor(memory, *of, "gradient of an output that nobody uses") if grad is None else grad
-        for grad, of in zip(grads, context.outputs, strict=True)
+        new_tensor(memory, shape, dtype, "gradient of an output that nobody uses") if grad is None else grad
+        for grad, (shape, dtype) in zip(grads, context.outputs, strict=True)
     ]
     call = context.call
-    args, detached = list(call.args), []
+    args: list[Any] = list(call.args)
+    detached: list[Tensor] = []
     for place, tensor, (edge, _) in zip(context.places, node.unpack(), node.edges, strict=True):
         args[place] = _detached(tensor, wants_gradient=edge is not None)
         detached.append(args[place])
@@ -121,9 +128,8 @@ def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> list[Tensor 
         outputs = call.function(*args)
     memory.grad_enabled = False
     memory.recomputing, memory.reentered, memory.scope = outside
-    several = outputs if isinstance(outputs, tuple) else (outputs,)
     inbox: dict[Node, list[Tensor | None]] = {}
-    for output, grad in zip(filter(_is_float, several), given, strict=True):
+    for output, grad in zip(filter(_is_float, _several(outputs)), given, strict=True):
         if output.node is not None:
             inbox.setdefault(output.node, [None] * output.node.outputs)[output.output] = grad
     run_graph(memory, inbox)
@@ -194,5 +200,5 @@ def _tensors(held: Any) -> Iterator[Tensor]:
     if isinstance(held, Tensor):
         yield held
     elif isinstance(held, tuple | list):
-        for one in held:
+        for one in cast("Sequence[Any]", held):
             yield from _tensors(one)

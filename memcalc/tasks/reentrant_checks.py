@@ -55,5 +55,6 @@ def check_reentrant(options: Options, engine: str, model: Model | None) -> None:
 
 _NOT_MODELLED: Final = {
     "deberta-v2": "its layers are given the relative embeddings by keyword, and torch fails where these have a graph",
+    "recurrent_gemma": "its layers keep their states, which is not modelled",
     "zamba2": "its layers have a checkpoint in a checkpoint, whose graph reaches into the outer one: not modelled",
 }
