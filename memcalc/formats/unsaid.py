@@ -86,6 +86,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "quantize_storage": setup.compute_dtype.name if _shares_codes(setup) else "uint8",
         "quantize_compute_dtype": None if setup.quantize == "int8" else setup.precision.split("-")[0],
         "precompute_reference": False,
+        "reentrant_checkpoints": False,
         "network_gbps": _network(setup),
     }
     return {**Options._field_defaults, **own}
