@@ -1,4 +1,4 @@
-"""Adapters under ZeRO-3 with recomputation: which frozen weights are gathered again, and how long they stay, as DeepSpeed has it."""
+"""Adapters under ZeRO-3 with recomputation: the frozen weights that are gathered again, as DeepSpeed has it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def step(model: dict[str, Any], **options: Any) -> None:
 
 
 def test_dropout_owns_the_recomputation() -> None:
-    """The last op of a layer of GPT-2 is the module of its dropout, whose backward asks for the recomputation and is over then."""
+    """A layer of GPT-2 ends with dropout, a module: its backward asks for the recomputation, and is over then."""
     step(GPT2, recompute="full", param_persistence_threshold=10)
 
 
