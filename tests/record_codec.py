@@ -18,6 +18,7 @@ OFF = (
     ("lora_rank", 0), ("quantize", "none"), ("task", "pretrain"), ("offload_optimizer", "none"), ("offload_params", "none"),
     ("liger", "rope,rms_norm,swiglu"), ("liger", "rope,rms_norm,geglu"), ("zero_hpz_partition_size", 1),
     ("tp_dims", "1"), ("autotp", False), ("packing", False), ("offload_activations", "none"),
+    ("reentrant_checkpoints", False),
     ("quantize_storage", "uint8"), ("precision_aware_optimizer", False),
 )  # fmt: skip
 """The values of options that switch something off, or leave a part of it on that was always on."""

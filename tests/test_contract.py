@@ -17,8 +17,8 @@ OPTIONS = (
     "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp",
     "--cp-comm-type", "--pp-rank", "--tp-dims", "--tp-depth", "--autotp", "--encoder-stages", "--reward-model",
     "--packing", "--offload-activations", "--neftune-alpha", "--lengths", "--stage-layers", "--microbatch-group-size",
-    "--cp-exchange-size", "--wgrad-deferral-limit", "--recompute-modules",
-    "--offload-modules",
+    "--cp-exchange-size", "--wgrad-deferral-limit", "--recompute-modules", "--offload-modules",
+    "--reentrant-checkpoints", "--no-reentrant-checkpoints",
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
@@ -105,7 +105,7 @@ DEFAULTS: dict[str, Any] = {
     "quantize_storage": None,
     "encoder_stages": None, "reward_model": None,
     "stage_layers": None, "microbatch_group_size": None, "cp_exchange_size": None, "wgrad_deferral_limit": None,
-    "recompute_modules": None, "offload_modules": None,
+    "recompute_modules": None, "offload_modules": None, "reentrant_checkpoints": False,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 
@@ -221,7 +221,16 @@ def test_defaults() -> None:
 
 def test_the_setup_has_every_option() -> None:
     named = {option[2:].replace("-", "_") for option in OPTIONS if option.startswith("--")}
-    named -= {"model", "params", "no_sequence_parallel", "json", "check", "help", "all_ranks"}
+    named -= {
+        "model",
+        "params",
+        "no_sequence_parallel",
+        "no_reentrant_checkpoints",
+        "json",
+        "check",
+        "help",
+        "all_ranks",
+    }
     named -= {"deepspeed", "accelerate", "training_args", "megatron_args", "torchtitan", "layers", "explain_setup"}
     assert named == set(DEFAULTS)
     for document in DOCUMENTS:

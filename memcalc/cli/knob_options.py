@@ -143,6 +143,14 @@ ForwardPrefetch = Annotated[
         "--forward-prefetch/--no-forward-prefetch",
     ),
 ]
+ReentrantCheckpoints = Annotated[
+    bool | None,
+    option(
+        "With --recompute full: checkpoints re-enter autograd (use_reentrant=True), one graph for each layer. (default: off)",
+        KNOBS,
+        "--reentrant-checkpoints/--no-reentrant-checkpoints",
+    ),
+]
 Servers = Annotated[
     int | None,
     option("Parameter servers beside the workers. (default: 1 with engine parameter-server)", KNOBS, "--servers"),

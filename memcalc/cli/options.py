@@ -26,6 +26,7 @@ SWITCHES = (
     "use_orig_params",
     "forward_prefetch",
     "input_require_grads",
+    "reentrant_checkpoints",
 )
 """The options that can be on by default, so that switching them off is an option given."""
 

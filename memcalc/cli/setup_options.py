@@ -120,6 +120,7 @@ def _setup(
     packing: t.Packing = False,
     offload_activations: t.OffloadActivations = None,
     neftune_alpha: t.NeftuneAlpha = None,
+    reentrant_checkpoints: k.ReentrantCheckpoints = None,
     lengths: t.Lengths = None,
     encoder_stages: k.EncoderStages = None,
     reward_model: k.RewardModel = None,

@@ -33,7 +33,7 @@ from memcalc.core.tensor import (
 
 Gradients = list[Tensor | None]
 Backward = Callable[["Node", list[Tensor]], Sequence[Tensor | None]]
-_LEAF_SEQUENCE = 1 << 60
+LEAF_SEQUENCE = 1 << 60
 _NAME = re.compile(r"_?(.*?)(_backward)?$")
 
 
@@ -71,6 +71,8 @@ class Node:
         "sequence",
         "visit",
     )
+    cast_once = False
+    """True for a leaf whose copy in autocast's dtype is kept for the next op that needs it."""
 
     def __init__(
         self,
@@ -191,13 +193,14 @@ class Leaf(Node):
     the shape of the whole weight."""
 
     __slots__ = ("accumulating", "grad", "ready", "shape", "weight_layer")
+    cast_once = True
 
     def __init__(
         self, memory: Memory, name: str, shape: Shape, layer: int | None, *, accumulating: bool = False
     ) -> None:
         super().__init__(memory, Node.run, ())  # type: ignore[arg-type]
         self.shape = shape
-        self.sequence = _LEAF_SEQUENCE
+        self.sequence = LEAF_SEQUENCE
         self.scope = name
         self.weight_layer = layer
         self.grad: Tensor | None = None
@@ -229,7 +232,7 @@ class Constant(Node):
 
     def __init__(self, memory: Memory, leaf: Tensor) -> None:
         super().__init__(memory, Node.run, ())  # type: ignore[arg-type]
-        self.sequence = _LEAF_SEQUENCE
+        self.sequence = LEAF_SEQUENCE
         self.leaf = leaf.storage
         self.grad: Tensor | None = None
 
@@ -309,12 +312,12 @@ def run_graph(
         if part is not None and node in part.captured:
             (part.captured[node],) = inbox.pop(node)
             continue
-        if node.sequence != _LEAF_SEQUENCE and node.layer != memory.layer:
+        if node.sequence != LEAF_SEQUENCE and node.layer != memory.layer:
             memory.enter(memory.phase, node.layer)
         memory.scope = node.scope
         if part is not None and node in part.watched:
             part.watched[node] = list(inbox[node])
-        if visitor is not None and node.sequence != _LEAF_SEQUENCE:
+        if visitor is not None and node.sequence != LEAF_SEQUENCE:
             visitor.before(node)
         outs = _call(node, inbox, retains=part is not None and part.retains)
         for i, (following, slot) in enumerate(node.edges):

@@ -133,8 +133,10 @@ def _detached(tensor: Tensor) -> Tensor:
     """Return the alias that the recomputation keeps of a tensor (torch.utils.checkpoint, pack_hook).
 
     For a weight that an engine has gathered, the alias refers to the gathered block, which the engine does not free
-    with the weight.
+    with the weight. A weight that wants no gradient is kept itself.
     """
+    if tensor.node is None and tensor.name:
+        return tensor
     visitor = tensor.memory.visitor
     gathered = None if visitor is None else visitor.gathered(tensor)
     return tensor if gathered is None else gathered

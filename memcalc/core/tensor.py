@@ -182,6 +182,7 @@ class Memory:
         "pads_queries",
         "phase",
         "recomputing",
+        "reentered",
         "renamed",
         "rows",
         "scope",
@@ -203,6 +204,8 @@ class Memory:
         self.work: list[Work] = []
         self.streamed: list[Streamed] = []
         self.recomputing = False
+        self.reentered: tuple[str, int | None] | None = None
+        """The module whose reentrant checkpoint is being recomputed."""
         self.phase = ""
         self.layer: int | None = None
         self.scope = ""

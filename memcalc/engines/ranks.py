@@ -171,7 +171,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     choices = Choices(
         setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
         holdings.hooks, policy, holdings.buffer_dtype, setup.recompute_layers, holdings.micro_batches,
-        setup.input_require_grads, setup.keeps_adapter_dtype,
+        setup.input_require_grads, setup.keeps_adapter_dtype, setup.reentrant_checkpoints,
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None

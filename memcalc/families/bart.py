@@ -78,6 +78,7 @@ class BartConfig(FamilyConfig):
 class Bart(EncoderDecoder):
     """The program of BartForConditionalGeneration."""
 
+    positional = 3
     Config: type[FamilyConfig] = BartConfig
     traced_classes = frozenset({"BartForCausalLM"})
     loss_dtype = None

@@ -73,6 +73,7 @@ class BertConfig(FamilyConfig):
 class Bert(Program):
     """The program of BertLMHeadModel and BertForMaskedLM; its relatives override what differs."""
 
+    positional = 2
     Config: type[FamilyConfig] = BertConfig
     cacheless = "fills in tokens and does not generate"
     prefix = "Bert"

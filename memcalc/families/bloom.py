@@ -14,6 +14,7 @@ from memcalc.core.ops.shape import reshape, select, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import causal_mask, keys_of, length_so_far
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support
@@ -58,6 +59,7 @@ def with_n_embed(named: dict[str, Any]) -> dict[str, Any]:
 class Bloom(GPT2):
     """The program of BloomForCausalLM."""
 
+    positional = 1
     Config: type[FamilyConfig] = BloomConfig
     embedding = "transformer.word_embeddings"
     attention_kinds = ("eager",)
@@ -161,7 +163,7 @@ class Bloom(GPT2):
         if mask is not None:
             attn_weights = attn_weights + mask
         attention_probs = cast(softmax(attn_weights, fp32), query_layer.dtype)
-        attention_probs = dropout(attention_probs, self.config.attention_dropout)
+        attention_probs = dropout_module(attention_probs, self.config.attention_dropout)
         attention_probs_reshaped = view(attention_probs, batch_heads, seq, keys)
         context_layer = bmm(attention_probs_reshaped, value_layer, "attention output")
         context_layer = self.merge_heads(context_layer, batch)
@@ -183,7 +185,7 @@ class Bloom(GPT2):
 
     @module
     def mlp(self, m: Module, hidden_states: Tensor, residual: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden_states = bloom_gelu((m / "dense_h_to_4h").linear(hidden_states))
+        hidden_states = gelu_module((m / "dense_h_to_4h").linear(hidden_states))
         intermediate_output = (m / "dense_4h_to_h").linear(hidden_states)
         return dropout_add(intermediate_output, residual, self.config.hidden_dropout)
 
@@ -191,6 +193,18 @@ class Bloom(GPT2):
 def dropout_add(x: Tensor, residual: Tensor, p: float) -> Tensor:
     """Return residual + dropout(x)."""
     return residual + dropout(x, p)
+
+
+def gelu_module(x: Tensor) -> Tensor:
+    """Run BloomGelu, which an engine with hooks around modules sees as one."""
+    visitor = x.memory.visitor
+    if visitor is None:
+        return bloom_gelu(x)
+    visited = visitor.enter("gelu_impl", None)
+    out = bloom_gelu(x)
+    if visited:
+        visitor.leave(done=True)
+    return out
 
 
 def bloom_gelu(x: Tensor) -> Tensor:

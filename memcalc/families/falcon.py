@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import bf16, boolean, fp32, int64
 from memcalc.core.ops.attention import math_attention, scaled_dot_product_attention
-from memcalc.core.ops.elementwise import add_, cast, dropout, like, of_two, scale, scale_, softmax
+from memcalc.core.ops.elementwise import add_, cast, like, of_two, scale, scale_, softmax
 from memcalc.core.ops.matmul import matmul, times
 from memcalc.core.ops.routing import index_one
 from memcalc.core.ops.selection import where
@@ -35,6 +35,7 @@ from memcalc.families.base.config import (
     RotaryConfig,
     check_divides,
 )
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import boolean_mask, causal_mask, keys_of
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support
@@ -255,7 +256,7 @@ class Falcon(Bloom):
         masked = attention_logits + mask
         attention_probs = softmax(cast(masked, m.run.dtype))
         del masked  # in the real code an argument without a name
-        attention_probs = dropout(attention_probs, self.config.attention_dropout)
+        attention_probs = dropout_module(attention_probs, self.config.attention_dropout)
         attn_output = matmul(attention_probs, value_layer, "attention output")
         attn_output = self.joined(attn_output)
         attn_output = falcon_linear(m / "dense", attn_output)

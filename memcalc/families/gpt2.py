@@ -13,6 +13,7 @@ from memcalc.core.ops.replaceable import replaceable
 from memcalc.core.ops.shape import contiguous, reshape, split, transpose, view
 from memcalc.families.base.blocks import Attended, act, lm_head_loss, position_ids, sdpa_attention
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
@@ -58,6 +59,7 @@ class GPT2Config(FamilyConfig):
 class GPT2(Program):
     """The program of GPT2LMHeadModel."""
 
+    positional = 2
     Config: type[FamilyConfig] = GPT2Config
     blocks_take_positions = True
     """True if a block is called with the numbers of the positions, which a checkpoint keeps with its arguments."""
@@ -115,7 +117,7 @@ class GPT2(Program):
         run.memory.scope = m.path
         hidden_states = inputs_embeds + position_embeds
         mask = causal_mask(run)
-        hidden_states = dropout(hidden_states, self.config.embd_pdrop)
+        hidden_states = dropout_module(hidden_states, self.config.embd_pdrop)
         held = positions if self.blocks_take_positions else None
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
@@ -146,7 +148,7 @@ class GPT2(Program):
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = contiguous(reshape(attn_output, batch, seq, merge(self.heads, self.head_dim)))
         attn_output = (m / "c_proj").conv1d(attn_output)
-        attn_output = dropout(attn_output, self.config.resid_pdrop)
+        attn_output = dropout_module(attn_output, self.config.resid_pdrop)
         return attn_output, attn_weights
 
     def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
@@ -159,7 +161,7 @@ class GPT2(Program):
         hidden_states = (m / "c_fc").conv1d(hidden_states)
         hidden_states = act(hidden_states, self.config.activation_function)
         hidden_states = (m / "c_proj").conv1d(hidden_states)
-        return dropout(hidden_states, self.config.resid_pdrop)
+        return dropout_module(hidden_states, self.config.resid_pdrop)
 
 
 @replaceable

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import boolean
-from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import contiguous, reshape, split, transpose, unsqueeze, view
 from memcalc.families.base.blocks import Attended, act, attention
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
@@ -59,6 +59,7 @@ class GPTBigCodeConfig(FamilyConfig):
 class GPTBigCode(GPT2):
     """The program of GPTBigCodeForCausalLM."""
 
+    positional = 1
     Config = GPTBigCodeConfig
     blocks_take_positions = False
 
@@ -92,7 +93,7 @@ class GPTBigCode(GPT2):
         attn_output, attn_weights = attention(m.run, query, key, value, mask, p=self.config.attn_pdrop)
         attn_output = contiguous(reshape(attn_output, batch, seq, hidden))
         attn_output = (m / "c_proj").linear(attn_output)
-        attn_output = dropout(attn_output, self.config.resid_pdrop)
+        attn_output = dropout_module(attn_output, self.config.resid_pdrop)
         return attn_output, attn_weights
 
     def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +113,7 @@ class GPTBigCode(GPT2):
         hidden_states = (m / "c_fc").linear(hidden_states)
         hidden_states = act(hidden_states, self.config.activation_function)
         hidden_states = (m / "c_proj").linear(hidden_states)
-        return dropout(hidden_states, self.config.resid_pdrop)
+        return dropout_module(hidden_states, self.config.resid_pdrop)
 
 
 FAMILY: Final = Family("gpt_bigcode", GPTBigCode, Support(tensor_parallel={}))

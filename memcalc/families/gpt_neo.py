@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import boolean, fp32
-from memcalc.core.ops.elementwise import cast, dropout, softmax
+from memcalc.core.ops.elementwise import cast, softmax
 from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.selection import where_else
 from memcalc.core.ops.shape import contiguous, first, reshape, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended, act, position_ids
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.support import Family, Support
@@ -110,7 +111,7 @@ class GPTNeo(GPTJ):
         position_embeds = (m / "wpe").embedding(positions)
         run.memory.scope = m.path
         hidden_states = inputs_embeds + position_embeds
-        hidden_states = dropout(hidden_states, self.config.embed_dropout)
+        hidden_states = dropout_module(hidden_states, self.config.embed_dropout)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             outputs = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask)
@@ -144,7 +145,7 @@ class GPTNeo(GPTJ):
         attn_output = contiguous(transpose(attn_output, 1, 2))
         attn_output = reshape(attn_output, *hidden_states.shape)
         attn_output = (m / "out_proj").linear(attn_output)
-        attn_output = dropout(attn_output, self.config.resid_dropout)
+        attn_output = dropout_module(attn_output, self.config.resid_dropout)
         return attn_output, attn_weights
 
     def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
@@ -158,7 +159,7 @@ class GPTNeo(GPTJ):
             attn_weights = attn_weights + mask
         attn_weights = softmax(attn_weights)
         attn_weights = cast(attn_weights, v.dtype)
-        attn_weights = dropout(attn_weights, self.config.attention_dropout)
+        attn_weights = dropout_module(attn_weights, self.config.attention_dropout)
         attn_output = matmul(attn_weights, v, "attention output")
         return attn_output, attn_weights
 
@@ -167,7 +168,7 @@ class GPTNeo(GPTJ):
         hidden_states = (m / "c_fc").linear(hidden_states)
         hidden_states = act(hidden_states, self.config.activation_function)
         hidden_states = (m / "c_proj").linear(hidden_states)
-        return dropout(hidden_states, self.config.resid_dropout)
+        return dropout_module(hidden_states, self.config.resid_dropout)
 
 
 FAMILY: Final = Family("gpt_neo", GPTNeo, Support(tensor_parallel={}))

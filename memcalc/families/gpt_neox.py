@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
-from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import chunk, reshape, transpose, view
 from memcalc.families.base.blocks import (
     Attended,
@@ -27,6 +26,7 @@ from memcalc.families.base.config import (
     RotaryConfig,
     check_divides,
 )
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
@@ -125,7 +125,7 @@ class GPTNeoX(Llama):
         inputs_embeds = (m / "embed_in").embedding(ids)
         positions = position_ids(run)
         mask = causal_mask(run)
-        hidden_states = dropout(inputs_embeds, self.config.hidden_dropout)
+        hidden_states = dropout_module(inputs_embeds, self.config.hidden_dropout)
         position_embeddings = rotary_embedding(m / "rotary_emb", positions, self.rotary_dim, self.rope_type)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
@@ -142,15 +142,15 @@ class GPTNeoX(Llama):
         normed = (m / "input_layernorm").layer_norm(hidden_states)
         attn_output, _weights = self.attention(m / "attention", normed, rotary, mask)
         del normed  # in the real code an argument without a name
-        attn_output = dropout(attn_output, p)
+        attn_output = dropout_module(attn_output, p)
         if self.config.use_parallel_residual:
             mlp_output = self.mlp(m / "mlp", (m / "post_attention_layernorm").layer_norm(hidden_states))
-            mlp_output = dropout(mlp_output, p)
+            mlp_output = dropout_module(mlp_output, p)
             hidden_states = mlp_output + attn_output + hidden_states
         else:
             attn_output = attn_output + hidden_states
             mlp_output = self.mlp(m / "mlp", (m / "post_attention_layernorm").layer_norm(attn_output))
-            mlp_output = dropout(mlp_output, p)
+            mlp_output = dropout_module(mlp_output, p)
             hidden_states = mlp_output + attn_output
         return hidden_states
 

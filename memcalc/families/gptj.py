@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32, int64
-from memcalc.core.ops.elementwise import cast, dropout, like, scale, softmax
+from memcalc.core.ops.elementwise import cast, like, scale, softmax
 from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.shape import cat, contiguous, part, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended, act, position_ids
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.rotary import rotate_pairs as rotate_every_two
@@ -61,6 +62,7 @@ class GPTJConfig(FamilyConfig):
 class GPTJ(GPT2):
     """The program of GPTJForCausalLM."""
 
+    positional = 1
     Config: type[FamilyConfig] = GPTJConfig
     attention_kinds = ("eager",)
 
@@ -112,7 +114,7 @@ class GPTJ(GPT2):
         mask = causal_mask(run)
         run.memory.scope = m.path
         hidden_states = inputs_embeds
-        hidden_states = dropout(hidden_states, self.config.embd_pdrop)
+        hidden_states = dropout_module(hidden_states, self.config.embd_pdrop)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             outputs = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask, positions)
@@ -150,7 +152,7 @@ class GPTJ(GPT2):
         attn_output = contiguous(transpose(attn_output, 1, 2))
         attn_output = view(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "out_proj").linear(attn_output)
-        attn_output = dropout(attn_output, self.config.resid_pdrop)
+        attn_output = dropout_module(attn_output, self.config.resid_pdrop)
         return attn_output, attn_weights
 
     def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -182,7 +184,7 @@ class GPTJ(GPT2):
         attn_weights = self.scores(query, key, mask)
         attn_weights = softmax(attn_weights)
         attn_weights = cast(attn_weights, v.dtype)
-        attn_weights = dropout(attn_weights, self.config.attn_pdrop)
+        attn_weights = dropout_module(attn_weights, self.config.attn_pdrop)
         attn_output = matmul(attn_weights, v, "attention output")
         return attn_output, attn_weights
 
@@ -196,7 +198,7 @@ class GPTJ(GPT2):
         hidden_states = (m / "fc_in").linear(hidden_states)
         hidden_states = act(hidden_states, self.config.activation_function)
         hidden_states = (m / "fc_out").linear(hidden_states)
-        return dropout(hidden_states, self.config.resid_pdrop)
+        return dropout_module(hidden_states, self.config.resid_pdrop)
 
 
 def rotate_pairs(x: Tensor, sincos: Tensor) -> Tensor:

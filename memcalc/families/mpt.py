@@ -63,6 +63,7 @@ class MptConfig(FamilyConfig):
 class Mpt(GPT2):
     """The program of MptForCausalLM."""
 
+    positional = 1
     Config: type[FamilyConfig] = MptConfig
     attention_kinds = ("eager",)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
-from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import cat, contiguous, part, reshape
 from memcalc.families.base.blocks import Attended, act, apply_rotary_pos_emb, position_ids, rotary_embedding
 from memcalc.families.base.config import (
@@ -19,6 +18,7 @@ from memcalc.families.base.config import (
     RotaryConfig,
     check_divides,
 )
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.plans import ENDS, FC1, FC2
@@ -112,7 +112,7 @@ class Phi(Llama):
         return self.norm(m / self.final_norm, hidden_states)
 
     def drop_embeds(self, inputs_embeds: Tensor) -> Tensor:
-        return dropout(inputs_embeds, self.config.embd_pdrop)
+        return dropout_module(inputs_embeds, self.config.embd_pdrop)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return m.layer_norm(hidden_states)
@@ -125,8 +125,8 @@ class Phi(Llama):
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         attn_outputs, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
-        attn_outputs = dropout(attn_outputs, p)
-        feed_forward_hidden_states = dropout(self.mlp(m / "mlp", hidden_states), p)
+        attn_outputs = dropout_module(attn_outputs, p)
+        feed_forward_hidden_states = dropout_module(self.mlp(m / "mlp", hidden_states), p)
         return attn_outputs + feed_forward_hidden_states + residual
 
     @module

@@ -113,6 +113,7 @@ class RecurrentGemmaConfig(RotaryConfig):
 class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
+    positional = 3
     Config = RecurrentGemmaConfig
     final_norm = "final_norm"
 

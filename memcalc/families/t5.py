@@ -16,6 +16,7 @@ from memcalc.core.ops.selection import clamp_to, where_else
 from memcalc.core.ops.shape import contiguous, reshape, transpose, unsqueeze, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import act
+from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.encoder_decoder import Decoder, EncoderDecoder, Ends, keys_and_values, shift_tokens_right
 from memcalc.families.base.masks import bidirectional_mask, decoder_mask
 from memcalc.families.base.module import Module, Run, Weight, module
@@ -42,6 +43,7 @@ class Attention(NamedTuple):
 class T5(EncoderDecoder):
     """The program of T5ForConditionalGeneration. The table of tokens is tied to the head whatever the configuration says."""
 
+    positional = 6
     Config: type[FamilyConfig] = T5Config
     loss_dtype = None
 
@@ -166,13 +168,13 @@ class T5(EncoderDecoder):
         return Module(m.run, "shared").embedding(ids)
 
     def before_blocks(self, inputs_embeds: Tensor) -> Tensor:
-        return dropout(inputs_embeds, self.config.dropout_rate)
+        return dropout_module(inputs_embeds, self.config.dropout_rate)
 
     def final_norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return self.norm(m / "final_layer_norm", hidden_states)
 
     def behind_the_norm(self, hidden_states: Tensor) -> Tensor:
-        return dropout(hidden_states, self.config.dropout_rate)
+        return dropout_module(hidden_states, self.config.dropout_rate)
 
     @property
     def ends(self) -> Ends:
@@ -246,7 +248,7 @@ class T5(EncoderDecoder):
         attention_output, position_bias, attn_weights = self.attention(
             m / name, normed_hidden_states, key_value_states, mask, position_bias
         )
-        attention_output = hidden_states + dropout(attention_output, self.config.dropout_rate)
+        attention_output = hidden_states + dropout_module(attention_output, self.config.dropout_rate)
         return Attention(attention_output, position_bias, attn_weights)
 
     @module
@@ -328,8 +330,9 @@ class T5(EncoderDecoder):
         return zeros
 
     def left_behind(self, run: Run) -> list[Tensor]:
-        """Return the zeros of `no_bias` and their gradient, which the graph keeps as a leaf's."""
-        if not run.recompute:
+        """Return the zeros of `no_bias` and their gradient, which the graph keeps as a leaf's. A reentrant checkpoint makes them
+        in a graph of its own, which is gone."""
+        if not run.recompute or run.reentrant:
             return []
         autocast = run.memory.autocast
         casts = (
@@ -358,7 +361,7 @@ class T5(EncoderDecoder):
         """Return the output of T5LayerFF."""
         forwarded_states = self.norm(m / "layer_norm", hidden_states)
         forwarded_states = self.dense(m / "DenseReluDense", forwarded_states)
-        return hidden_states + dropout(forwarded_states, self.config.dropout_rate)
+        return hidden_states + dropout_module(forwarded_states, self.config.dropout_rate)
 
     @module
     def dense(self, m: Module, hidden_states: Tensor) -> Tensor:
@@ -371,7 +374,7 @@ class T5(EncoderDecoder):
         else:
             hidden_states = (m / "wi").linear(hidden_states)
             hidden_states = act(hidden_states, name)
-        hidden_states = dropout(hidden_states, self.config.dropout_rate)
+        hidden_states = dropout_module(hidden_states, self.config.dropout_rate)
         hidden_states = cast(hidden_states, (m / "wo").weight().dtype)
         return (m / "wo").linear(hidden_states)
 

@@ -55,6 +55,7 @@ class XGLMConfig(FamilyConfig):
 class XGLM(BioGpt):
     """The program of XGLMForCausalLM."""
 
+    positional = 2
     Config = XGLMConfig
     attention_kinds = ("eager",)
     base = "model"

@@ -147,6 +147,7 @@ class Zamba2Config(RotaryConfig):
 class Zamba2(Llama):
     """The program of Zamba2ForCausalLM."""
 
+    positional = 4
     Config = Zamba2Config
     polynomial = False
     final_norm = "final_layernorm"

@@ -119,7 +119,8 @@ def _compile_notes(top: Section) -> Iterable[str]:
     if word not in COMPILERS:
         section.refuse(key, "allowed: no, inductor, eager, or another backend of torch.compile")
     if word != "NO":
-        yield f"{section.path}{key} {quoted(value)}: torch.compile is not modelled; estimated without it."
+        what = "torch.compile is not modelled; eager code is estimated, which as a rule needs more."
+        yield f"{section.path}{key} {quoted(value)}: {what}"
 
 
 def _joined(parts: Iterable[Found]) -> Found:

@@ -10,6 +10,7 @@ import re
 from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
+from memcalc.formats.reentry import SWITCH, read_reentry, torch_decides
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import (
     BY_NAME,
@@ -20,6 +21,7 @@ from memcalc.formats.trainer_adapters import (
     read_adapters,
 )
 from memcalc.formats.trainer_additions import note_tf32, read_noise
+from memcalc.formats.trainer_args import COMPILED
 from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt, texts
 from memcalc.formats.trainer_fsdp import read_fsdp
 from memcalc.formats.trainer_kernels import give_parts, read_attention
@@ -63,7 +65,7 @@ _NOTED: Final = {
     "sample_packing": "rows are counted as single sequences of the whole length",
     "pretraining_sample_concatenation": "rows are counted as single sequences of the whole length",
     "batch_flattening": "rows are counted as single sequences of the whole length",
-    "torch_compile": "compiled code is not modelled; each operator is counted",
+    "torch_compile": COMPILED,
     "deepcompile": "compiled code is not modelled; each operator is counted",
     "noisy_embedding_alpha": "the noise that NEFTune adds to the embeddings is not counted",
     "selective_checkpointing": "layers are taken to be recomputed as a whole",
@@ -161,6 +163,10 @@ def _read_recompute(found: Findings) -> None:
         return
     switched = section.flag(key)
     found.take("recompute", key, None if switched is None else "full" if switched else "none", "none")
+    kwargs = "gradient_checkpointing_kwargs"
+    own = section.raw(kwargs) is None and not any(is_on(section, one) for one in ("rl", "unfrozen_parameters"))
+    place = mapping(section, kwargs)
+    read_reentry(found, place, SWITCH, default=own or torch_decides(place))
 
 
 def _read_offloaded(found: Findings, *, trains_all: bool) -> None:

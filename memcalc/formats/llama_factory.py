@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from memcalc.formats.found import Found
+from memcalc.formats.reentry import OF_LLAMA_FACTORY, read_reentry
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import BY_NAME, Adapters, give_eight_bits, give_quantized, read_adapters
 from memcalc.formats.trainer_additions import note_tf32, read_noise
@@ -161,6 +162,7 @@ def _read_recompute(found: Findings) -> None:
     key = "disable_gradient_checkpointing"
     off = found.section.flag(key)
     found.take("recompute", key, None if off is None else "none" if off else "full", "full")
+    read_reentry(found, found.section, OF_LLAMA_FACTORY, default=not is_on(found.section, "use_unsloth_gc"))
 
 
 def _read_precision(found: Findings, kind: str, engine: str | None) -> None:

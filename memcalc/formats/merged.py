@@ -16,6 +16,7 @@ from memcalc.formats.loading import load
 from memcalc.formats.model_together import with_what_the_model_has
 from memcalc.formats.optimizers_together import with_optimizer_of_engine
 from memcalc.formats.quantized_shards import check_flat, with_adapters_as_cast
+from memcalc.formats.reentry import with_reentry_of_trainer
 from memcalc.formats.stand_ins_together import with_stand_ins
 from memcalc.formats.together import (
     with_loss_of_engine,
@@ -56,7 +57,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "pp": ("schedule", "virtual_stages", "first_stage_layers", "last_stage_layers"),
     "cp": ("cp_comm_type",),
     "precision": ("grad_dtype",),
-    "recompute": ("recompute_layers", "recompute_modules"),
+    "recompute": ("recompute_layers", "recompute_modules", "reentrant_checkpoints"),
     "gpus": ("dp", "gpus_per_node"),
     "lora_rank": (
         "lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "dora", "modules_to_save", "quantize",
@@ -88,6 +89,7 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     ]
     said = with_precision_of_engine(given, _said(files, given), trainer[0] if trainer else None)
     said = _that_still_go(said, given)
+    said, of_trainer = with_reentry_of_trainer(given, said)
     check_flat(given, said)
     said, of_fsdp1 = with_fsdp1_where_modelled(model, given, said)
     said = with_adapters_as_cast(given, said)
@@ -101,7 +103,20 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     of_gpus = _of_gpus(files, given) + _without_gpus(files, found, given)
     every = _of_what_counts((note for one in files for note in one.found.notes), _said(files, given), said)
     notes = tuple(
-        dict.fromkeys([*every, *of_fsdp1, *of_optimizer, *stand_ins, *left_out, *of_model, *loss, *additions, *of_gpus])
+        dict.fromkeys(
+            [
+                *every,
+                *of_fsdp1,
+                *of_optimizer,
+                *stand_ins,
+                *left_out,
+                *of_model,
+                *loss,
+                *of_trainer,
+                *additions,
+                *of_gpus,
+            ]
+        )
     )
     return model, {**found, **given}, FromFiles(origins, notes)
 

@@ -21,6 +21,7 @@ _ROWS: Final = "rows are counted as single sequences of the whole length"
 NOT_COUNTED: Final = {
     "packing": _ROWS,
     "offload_activations": "activations are counted as kept on the GPU",
+    "reentrant_checkpoints": "checkpoints are counted as those that do not re-enter autograd",
     "neftune_alpha": "the noise that NEFTune adds to the embeddings is not counted",
 }
 _FLASH: Final = "flash"
@@ -116,6 +117,7 @@ def _refused(name: str, options: Options, model: Model) -> str:
     from memcalc.tasks.neftune_checks import check_neftune
     from memcalc.tasks.offload_activations_checks import check_offloaded_activations
     from memcalc.tasks.packing_checks import check_packing
+    from memcalc.tasks.reentrant_checks import check_reentrant
 
     engine = options.engine or ("deepspeed" if options.zero else "none" if options.gpus == 1 else "ddp")
     try:
@@ -123,6 +125,8 @@ def _refused(name: str, options: Options, model: Model) -> str:
             check_packing(options, engine, options.precision, model)
         elif name == "offload_activations":
             check_offloaded_activations(options, engine, model)
+        elif name == "reentrant_checkpoints":
+            check_reentrant(options, engine, model)
         else:
             check_neftune(options, engine, model)
     except InputError as error:

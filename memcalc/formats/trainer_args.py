@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from memcalc.formats.found import ACCUMULATION, Found
+from memcalc.formats.reentry import SWITCH, read_reentry, torch_decides
 from memcalc.formats.section import Section
 from memcalc.formats.trainer_adapters import (
     BY_NAME,
@@ -32,11 +33,9 @@ _LENGTHS: Final = ("max_length", "max_seq_length", "max_seq_len", "model_max_len
 """TRL's names of a sequence's length, old ones too, and those of known scripts (run_clm.py, FastChat's)."""
 _TRL_LENGTH: Final = 1024
 _ADAPTERS: Final = Adapters("lora_r", "lora_target_modules", "lora_modules_to_save", "use_dora", 16, "default", 0.05)
+COMPILED: Final = "compiled code is not modelled; each operator is counted, which as a rule needs more memory and time"
 NOTED: Final = {
-    "torch_compile": "compiled code is not modelled; each operator is counted",
-    "torch_compile_mode": "compiled code is not modelled; each operator is counted",
-    "torch_compile_backend": "compiled code is not modelled; each operator is counted",
-    "torchdynamo": "compiled code is not modelled; each operator is counted",
+    **dict.fromkeys(("torch_compile", "torch_compile_mode", "torch_compile_backend", "torchdynamo"), COMPILED),
     "auto_find_batch_size": "the batch is taken to fit as it is given",
     "ddp_bucket_cap_mb": "buckets of 25 MiB, torch's default, are counted",
     "torch_empty_cache_steps": "the allocator's cache is taken to be kept",
@@ -110,6 +109,9 @@ def read_recompute(found: Findings, *, default: bool) -> None:
     found.take("recompute", key, None if switched is None else _word(switched), _word(default))
     for kwargs in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
         _note_kwargs(found, mapping(section, kwargs))
+    if switched or (default and switched is None):
+        own = mapping(section, section.first("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"))
+        read_reentry(found, own, SWITCH, default=torch_decides(own))
 
 
 def _word(is_on: bool) -> str:

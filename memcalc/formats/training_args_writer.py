@@ -150,8 +150,11 @@ def _recomputation(setup: Setup) -> Part:
     keys: dict[str, Any] = {}
     if is_full and not has_own_recomputation(setup):
         keys["gradient_checkpointing"] = True
+        if setup.reentrant_checkpoints:
+            keys["gradient_checkpointing_kwargs"] = {"use_reentrant": True}
     elif setup.task in OF_TRL:  # whose default is on
         keys["gradient_checkpointing"] = False
     if is_full or setup.recompute == "none":
-        return Part(keys, frozenset({"recompute", "recompute_layers"}))
+        said = {"recompute", "recompute_layers"}
+        return Part(keys, frozenset(said if has_own_recomputation(setup) else {*said, "reentrant_checkpoints"}))
     return Part(keys, frozenset(), {"recompute": "none"})

@@ -24,6 +24,7 @@ _WHY: Final[Mapping[str, str]] = {
     "seq_len": "the data decides it",
     "padded": "the data decides it",
     "recompute": "a switch of the model, which the script sets (gradient_checkpointing_enable)",
+    "reentrant_checkpoints": "the script sets it with the recomputation of layers (use_reentrant)",
     "recompute_layers": "a switch of each layer, which the script sets",
     **dict.fromkeys(
         ("lora_rank", "lora_targets", "lora_dropout", "lora_bias", "adapter_dtype", "dora", "modules_to_save"), _ADAPTERS
@@ -85,6 +86,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "quantize_storage": setup.compute_dtype.name if _shares_codes(setup) else "uint8",
         "quantize_compute_dtype": None if setup.quantize == "int8" else setup.precision.split("-")[0],
         "precompute_reference": False,
+        "reentrant_checkpoints": False,
         "network_gbps": _network(setup),
     }
     return {**Options._field_defaults, **own}

@@ -126,6 +126,7 @@ class Options(NamedTuple):
     wgrad_deferral_limit: int | None = None
     recompute_modules: str | None = None
     offload_modules: str | None = None
+    reentrant_checkpoints: bool | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -257,6 +258,7 @@ FLAGS: Final = (
     "dora",
     "autotp",
     "packing",
+    "reentrant_checkpoints",
 )
 
 

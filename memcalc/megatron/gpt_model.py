@@ -17,7 +17,7 @@ from memcalc.core.dtypes import bf16, boolean, fp32
 from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import clone, split, transpose, view
 from memcalc.core.ops.shape import part as slice_of
-from memcalc.core.reentrant import kept_or_recomputed, reentrant_checkpoint
+from memcalc.core.recomputed_outputs import kept_or_recomputed, reentrant_checkpoint
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.program import Program

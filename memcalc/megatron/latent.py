@@ -16,7 +16,7 @@ from memcalc.core.autograd import Node
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import recording
 from memcalc.core.ops.shape import contiguous, split, transpose, view
-from memcalc.core.reentrant import kept_or_recomputed
+from memcalc.core.recomputed_outputs import kept_or_recomputed
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.kernels import megatron as kernels

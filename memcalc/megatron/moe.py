@@ -21,7 +21,7 @@ from memcalc.core.ops.matmul import linear
 from memcalc.core.ops.routing import div, gather, masked_fill, topk
 from memcalc.core.ops.shape import view
 from memcalc.core.ops.work import works, works_backward
-from memcalc.core.reentrant import kept_or_recomputed, reentrant_checkpoint
+from memcalc.core.recomputed_outputs import kept_or_recomputed, reentrant_checkpoint
 from memcalc.core.tensor import Sent, Tensor, new_tensor
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.megatron.layers import is_frozen

@@ -49,7 +49,8 @@ def title_words(report: Report) -> tuple[str, list[str]]:
         else:
             parts.append(f"micro-batch {s.micro_batch_size}")
         if s.recompute != "none":
-            parts.append(f"recompute {s.recompute}{_first_layers(s)}{_modules(s)}")
+            reentrant = ", reentrant" if s.reentrant_checkpoints else ""
+            parts.append(f"recompute {s.recompute}{_first_layers(s)}{_modules(s)}{reentrant}")
         if s.kernels != "hf":
             parts.append(f"{s.kernels} kernels{_parts(report)}")
         if s.cross_entropy != "eager":

@@ -89,6 +89,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
         from memcalc.tasks.offload_activations_checks import check_offloaded_activations
 
         check_offloaded_activations(options, engine, model)
+    if options.reentrant_checkpoints:
+        from memcalc.tasks.reentrant_checks import check_reentrant
+
+        check_reentrant(options, engine, model)
     if options.neftune_alpha is not None:
         from memcalc.tasks.neftune_checks import check_neftune
 
@@ -224,6 +228,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         wgrad_deferral_limit=options.wgrad_deferral_limit,
         recompute_modules=options.recompute_modules,
         offload_modules=options.offload_modules,
+        reentrant_checkpoints=bool(options.reentrant_checkpoints),
     )
 
 

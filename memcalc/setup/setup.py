@@ -190,6 +190,8 @@ class Setup(NamedTuple):
     """The modules that Megatron's selective recomputation runs again, with commas; None: core attention."""
     offload_modules: str | None = None
     """The modules whose saved tensors Megatron moves to the host, with commas; None: they stay."""
+    reentrant_checkpoints: bool = False
+    """True if the checkpoints of recomputed layers re-enter autograd (`use_reentrant`)."""
 
     @property
     def micro_batches(self) -> int:

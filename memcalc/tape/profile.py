@@ -32,8 +32,11 @@ from memcalc.tape.census import blocks_that_stay, rows_alive, saved_blocks
 from memcalc.tape.runs import NO_MIDDLE, Middle, Trace
 
 if TYPE_CHECKING:
-    from memcalc.core.dims import Dim
+    from collections.abc import Sequence
+
+    from memcalc.core.dims import Dim, Size
     from memcalc.core.rows import Row
+    from memcalc.core.tensor import StorageRow, Tensor
     from memcalc.families.base.program import Program
     from memcalc.families.base.replacing import Hooks
     from memcalc.tape.kernels import Pass, Product
@@ -89,6 +92,8 @@ class Choices(NamedTuple):
     """True if the output of the embeddings requires a gradient."""
     own_dtypes: bool = False
     """True if adapters keep a dtype of their own."""
+    reentrant: bool = False
+    """True if checkpoints re-enter autograd."""
 
 
 class Moment(NamedTuple):
@@ -172,16 +177,9 @@ class Profile:
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
     """Run the program's forward and backward on paper with `depth` layers, or trace the real module that the program
     stands for."""
-    memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
-    whole = program.whole(size.seq)
-    sequences = program.sequences(size.batch)
-    sequences, whole = program.rows(sequences, whole)
-    run = Run(memory, choices.dtype, choices.attention, choices.recompute, sequences, whole, choices.accumulating)
-    run.policy, run.buffer_dtype, run.recompute_layers = choices.policy, choices.buffer_dtype, choices.recompute_layers
-    run.input_require_grads = choices.input_require_grads
-    run.noisy_embeddings = program.noisy_embeddings
-    run.labelled = None if program.packed_rows is None else program.packed_rows.labelled
+    run = _run(program, choices, size)
+    memory = run.memory
     if program.source:
         forward_end = program.traced_step(run)
         return Trace(
@@ -197,6 +195,38 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         )
     program = copy.copy(program)
     program.layers = depth
+    in_closures: list[StorageRow] = []
+    if choices.reentrant:
+        from memcalc.tape.closures import left_in_closures
+
+        again = _run(program, choices, size)
+        in_closures = left_in_closures(program, again, choices.autocast, _given(program, again, choices, size))
+    batch_of = _given(program, run, choices, size)
+    given = run, choices.autocast, choices.micro_batches, batch_of, in_closures
+    ends, _loss = passes(program, *given)  # held until the next one
+    return Trace(
+        list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
+        tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
+        noted=run.noted, pads_queries=memory.pads_queries, streamed=tuple(memory.streamed), of_reference=tuple(run.of_reference),
+        copied=tuple(run.copied),
+    )  # fmt: skip
+
+
+def _run(program: Program, choices: Choices, size: Size) -> Run:
+    """Return a run that has nothing in its memory yet."""
+    memory = Memory(dict(choices.kernels.replaced))
+    sequences, whole = program.rows(program.sequences(size.batch), program.whole(size.seq))
+    run = Run(memory, choices.dtype, choices.attention, choices.recompute, sequences, whole, choices.accumulating)
+    run.policy, run.buffer_dtype, run.recompute_layers = choices.policy, choices.buffer_dtype, choices.recompute_layers
+    run.reentrant, run.positional = choices.reentrant, program.positional
+    run.input_require_grads = choices.input_require_grads
+    run.noisy_embeddings = program.noisy_embeddings
+    run.labelled = None if program.packed_rows is None else program.packed_rows.labelled
+    return run
+
+
+def _given(program: Program, run: Run, choices: Choices, size: Size) -> Sequence[Tensor]:
+    """Allocate the weights, the buffers and the batch of a run. Returns the batch."""
     run.tensor_parallel = program.tensor_parallel
     run.adapters, run.own_dtypes = program.adapters, choices.own_dtypes
     run.external = (*program.external, *_read_by_the_loss(program, choices.kernels))
@@ -208,14 +238,8 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.add_buffer(buffer)
     batch_of = program.give(run)
     if choices.padded:
-        run.attention_mask = run.add_input(program.padding(sequences, size.seq))
-    ends, _loss = passes(program, run, choices.autocast, choices.micro_batches, batch_of)  # held until the next one
-    return Trace(
-        list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
-        tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
-        noted=run.noted, pads_queries=memory.pads_queries, streamed=tuple(memory.streamed), of_reference=tuple(run.of_reference),
-        copied=tuple(run.copied),
-    )  # fmt: skip
+        run.attention_mask = run.add_input(program.padding(run.batch, size.seq))
+    return batch_of
 
 
 def _read_by_the_loss(program: Program, kernels: Kernels) -> tuple[tuple[str, str], ...]:

@@ -45,7 +45,8 @@ class DoraAdapters(LoraAdapters):
         read = [f"{DOWN}.weight", f"{BASE}.weight"]
         bias = [] if self.how.dropout else [f"{BASE}.bias"]
         paths = dict.fromkeys(path for path, _ in self.calls)
-        return tuple((f"{path}.{MAGNITUDE}", f"{path}.{name}") for path in paths for name in (*read, *bias))
+        own = tuple((f"{path}.{MAGNITUDE}", f"{path}.{name}") for path in paths for name in (*read, *bias))
+        return (*super().external, *own)
 
     def added(self, m: Module, x: Tensor, result: Tensor) -> Tensor:
         """Run DoraLinearVariant.forward. Dropped inputs need a result of the layer of their own."""

@@ -13,6 +13,7 @@ from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import add, cast, dropout, scale
 from memcalc.core.ops.shape import clone
+from memcalc.families.base.dropouts import passed
 from memcalc.families.base.module import BASE, Weight
 
 if TYPE_CHECKING:
@@ -91,12 +92,14 @@ class LoraAdapters:
 
     @property
     def external(self) -> tuple[tuple[str, str], ...]:
-        """Return the adapters' modules that use weights of other modules, with these weights."""
-        return ()
+        """Return the adapters' modules that use weights of other modules, with these weights: an adapted layer asks for the
+        dtype of its first thin matrix, which it casts its input to."""
+        return tuple((path, f"{path}.{DOWN}.weight") for path in dict.fromkeys(path for path, _ in self.calls))
 
     def dropped(self, m: Module, x: Tensor) -> Tensor:
         with m / DROPOUT:
-            return dropout(x, self.how.dropout)
+            out = dropout(x, self.how.dropout)
+            return out if x.memory.visitor is None else passed(out, x)
 
     def weights(self, place: Place) -> Iterator[Weight]:
         """Yield the matrices of an adapter."""

@@ -70,6 +70,7 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "first_stage_layers": (MEGATRON | {"pp": 2}, (2,)), "last_stage_layers": (MEGATRON | {"pp": 2}, (2,)),
     "gradient_accumulation_fusion": (MEGATRON, (True, False)), "attention_mask_in_dataloader": (MEGATRON, (True, False)),
     "packing": ({"precision": "bf16"}, (True,)), "offload_activations": ({}, ("cpu",)), "neftune_alpha": ({}, (5.0,)),
+    "reentrant_checkpoints": ({"recompute": "full"}, (True,)),
     "wgrad_deferral_limit": (MEGATRON | {"pp": 2, "global_batch_size": 24}, (0, 2)),
     "stage_layers": (MEGATRON | {"pp": 2}, ("2,4",)),
     "offload_modules": (MEGATRON, ("core_attn", "core_attn,attn_proj")),

@@ -45,7 +45,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "precision_aware_optimizer": (True,), "main_params_dtype": ("fp16",), "exp_avg_dtype": ("bf16",),
     "exp_avg_sq_dtype": ("fp8",),
     "comm_hook": ("fp16", "powersgd"), "powersgd_rank": (1, 4), "compression_phase": ("warmup", "compressed"),
-    "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,),
+    "packing": (True,), "offload_activations": ("none", "cpu"), "neftune_alpha": (5,), "reentrant_checkpoints": (True, False),
     "lengths": ("64:1",), "encoder_stages": (1,), "reward_model": ("llama-7b",),
     "stage_layers": ("2,3",), "microbatch_group_size": (4,), "cp_exchange_size": (2,), "wgrad_deferral_limit": (0, 2),
     "recompute_modules": ("layernorm,mlp",), "offload_modules": ("core_attn",),

@@ -50,6 +50,7 @@ TUNED: dict[str, tuple[Any, ...]] = {
     "modules_to_save": ("lm_head", "lm_head,embed_tokens"),
     "recompute": ("none", "full"),
     "recompute_layers": (2,),
+    "reentrant_checkpoints": (True, False),
     "attention": ("eager", "sdpa"),
     "clip_grad_norm": (True, False),
     "kernels": ("hf", "fused"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
-from memcalc.core.autograd import Leaf
 from memcalc.core.dtypes import DType, fp32, fp64
 from memcalc.core.tensor import Autocast, Memory, Tensor
 
@@ -104,7 +103,7 @@ def _copy(a: Tensor, dtype: DType, state: Autocast) -> Tensor:
     """Cast a tensor (cached_cast): the copy of a weight in the lower dtype is kept for the next op that needs it."""
     if a.dtype in (dtype, fp64) or not a.dtype.is_floating_point:
         return a
-    leaf = a.node if isinstance(a.node, Leaf) and dtype is state.dtype else None
+    leaf = a.node if a.node is not None and a.node.cast_once and dtype is state.dtype else None
     if leaf in state.copies:
         return state.copies[leaf]
     from memcalc.core.ops import elementwise

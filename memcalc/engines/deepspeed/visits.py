@@ -92,6 +92,8 @@ class Visits:
     def _is_recomputed(self, where: Where) -> bool:
         """Tell whether a module's own call contains the running checkpoint, as in transformers' layers: the
         recomputation begins behind the module's hooks. Megatron's checkpoint is around the layer's call."""
+        if self.memory.reentered == where:
+            return True
         checkpoint = self.memory.checkpoint
         if not isinstance(checkpoint, Recomputation) or not checkpoint.frame.early_stop:
             return False

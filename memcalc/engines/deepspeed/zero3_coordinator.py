@@ -86,13 +86,18 @@ class Coordinator:
         if not forward:
             self.backward[module] = parameters
         elif recomputing and self.backward and self.frozen & parameters:
-            owner = next(reversed(self.backward))
-            self.recomputed[owner] = self.recomputed.get(owner, frozenset()) | (self.frozen & parameters)
+            self._goes_with(next(reversed(self.backward)), self.frozen & parameters)
         if parameters:
             self._bring(module, parameters, forward)
         if self.thresholds.prefetch:
             self._prefetch(forward)
         self.step += 1
+
+    def _goes_with(self, owner: Any, parameters: frozenset[int]) -> None:
+        """Keep parameters until a module's backward is over (update_recompute_parameters)."""
+        self.recomputed[owner] = self.recomputed.get(owner, frozenset()) | parameters
+        for i in parameters:
+            self.active[i].add(owner)
 
     def _bring(self, module: Any, parameters: frozenset[int], forward: bool) -> None:
         """Gather the parameters of a module and wait for them."""

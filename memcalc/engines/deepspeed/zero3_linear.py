@@ -37,6 +37,7 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     if node.needs(0):
         product = mm(reshape(grad, rows, grad.shape[-1]), weight, name=f"{name} input gradient")
         grad_input = view(product, *x.shape)
+        grad_input.is_view = False  # matmul's own view of its product is none that autograd knows (_unsafe_view)
     if node.needs(1):
         columns = transpose(reshape(grad, rows, grad.shape[-1]), 0, 1)
         grad_weight = mm(columns, reshape(x, rows, x.shape[-1]), name=f"{name} weight gradient")

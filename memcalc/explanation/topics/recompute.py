@@ -62,7 +62,7 @@ def flops(asked: Asked) -> Step:
 
 def kept(asked: Asked) -> Step:
     """Return the ratio of the bytes that the layers save to those without recomputation."""
-    whole = layers_saved(asked.again(recompute="none"))
+    whole = layers_saved(asked.again(recompute="none", reentrant_checkpoints=None))
     return ratio_step(asked, _KEPT, "full/none", layers_saved(asked.report), whole)
 
 
@@ -80,6 +80,15 @@ TOPIC: Final = Topic(
         Words(
             "torchtitan's per-op policy (--recompute op) keeps the outputs of every second matrix product instead.",
             "torchtitan 的逐算子策略 (--recompute op) 则保留每隔一个矩阵乘法的输出。",
+        ),
+        Words(
+            "A reentrant checkpoint (--reentrant-checkpoints, torch's use_reentrant=True) gives each layer a graph of its own "
+            "in backward. It runs the layer to its end, so the peak in a layer has the layer's output, 2·s·b·h bytes, besides. "
+            "Masks and positions stay as long as the loss. If nothing that a layer is given wants a gradient, its weights get "
+            "none.",
+            "重入检查点 (--reentrant-checkpoints，即 torch 的 use_reentrant=True) 在反向中为每一层单独建图，并把该层算到底，"
+            "因此层内峰值多出该层的输出 2·s·b·h 字节。掩码和位置与损失同时释放。"
+            "若该层的输入都不需要梯度，其权重就得不到梯度。",
         ),
     ),
     cases=(

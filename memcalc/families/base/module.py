@@ -78,6 +78,10 @@ class Run:
     """The places in the log of the reference's forwards."""
     recompute_layers: int | None = None
     """The number of layers that are recomputed, the first ones; None: all."""
+    reentrant: bool = False
+    """True if checkpoints re-enter autograd (`use_reentrant`)."""
+    positional: int = 1
+    """The number of a layer's arguments that transformers gives by position."""
     sent_once: list[Sent] = field(default_factory=list[Sent])
     """The collectives of the one reduction of several micro-batches' gradients. `memory.sent` has those of each
     micro-batch."""
@@ -156,7 +160,29 @@ class Run:
 
     def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run `function(*args)`, which backward recomputes as the run says."""
+        if self.reentrant:
+            return self._reentered(function, *args)
         return checkpoint(self.memory, function, *args, policy=self.policy)
+
+    def _trains(self, m: Module) -> bool:
+        """Tell whether a weight in a module wants a gradient."""
+        within = f"{m.path}."
+        return any(
+            isinstance(weight.node, Leaf)
+            for (name, layer), weight in self.weights.items()
+            if layer == m.layer and name.startswith(within)
+        )
+
+    def _reentered(self, function: Callable[..., Any], m: Module, *args: Any) -> Any:
+        from memcalc.core.reentrant import Call, reentrant_checkpoint
+
+        call = Call(function, (m, *args), self.positional, (m.path, m.layer))
+        if self.memory.grad_enabled and not call.wants_gradient and self._trains(m):
+            from memcalc.inputs.options import refuse
+
+            what = f"nothing that {m.path.replace('*', str(m.layer))} is given wants a gradient, so torch gives its weights none"
+            refuse("reentrant_checkpoints", True, f"{what} and only warns; allowed: with --input-require-grads, or off")
+        return reentrant_checkpoint(self.memory, call)
 
     def input_embeddings(self, out: Tensor) -> Tensor:
         """Return the output of the embeddings. If it is to require a gradient and has none, it becomes a leaf

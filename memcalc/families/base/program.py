@@ -37,6 +37,9 @@ class Program:
     """The attentions that transformers offers for the type, its default first."""
     recomputes: bool = True
     """True if transformers can recompute its layers in backward (`supports_gradient_checkpointing`) as written here."""
+    positional: int = 1
+    """The number of a layer's arguments, hidden states included, that transformers gives it by position. A reentrant checkpoint
+    saves the tensors among them; arguments by keyword stay in its closure."""
     routed: tuple[int, int] = (1, 1)
     """The experts that a token is sent to, and all routed experts."""
     embedding: str = "model.embed_tokens"
