@@ -15,13 +15,12 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from heapq import heapify, heappop, heappush
 from sys import getrefcount
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from memcalc.core.dims import ONE_DIM, Shape, numel
 from memcalc.core.dtypes import DType
 from memcalc.core.tensor import (
     Memory,
-    Saved,
     Streamed,
     Tensor,
     contiguous_strides,
@@ -30,6 +29,9 @@ from memcalc.core.tensor import (
     new_tensor,
     same_sizes,
 )
+
+if TYPE_CHECKING:
+    from memcalc.core.hooks import Saved
 
 Gradients = list[Tensor | None]
 Backward = Callable[["Node", list[Tensor]], Sequence[Tensor | None]]
@@ -56,21 +58,9 @@ class Node:
     """A grad_fn. It knows where its gradients go, which tensors it saved, and how it runs."""
 
     __slots__ = (
-        "again",
-        "backward",
-        "context",
-        "edges",
-        "gathered",
-        "kept",
-        "layer",
-        "memory",
-        "metadata",
-        "outputs",
-        "saved",
-        "scope",
-        "sequence",
-        "visit",
-    )
+        "again", "backward", "context", "edges", "gathered", "kept", "layer", "memory", "metadata", "outputs", "saved", "scope",
+        "sequence", "visit",
+    )  # fmt: skip
     cast_once = False
     """True for a leaf whose copy in autocast's dtype is kept for the next op that needs it."""
 

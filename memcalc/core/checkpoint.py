@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from memcalc.core.selective import Keeping, Policy, Taking
-from memcalc.core.tensor import Autocast, Memory, Packer, Tensor
+from memcalc.core.tensor import Autocast, Memory, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.core.hooks import Packer
 
 
 class _StopRecomputation(Exception):

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from memcalc.core.tensor import Tensor
 
 if TYPE_CHECKING:
-    from memcalc.core.tensor import Contexts, Memory
+    from memcalc.core.hooks import Contexts
+    from memcalc.core.tensor import Memory
 
 Results = tuple[Tensor, ...]
 Policy = Callable[[str, int], bool]

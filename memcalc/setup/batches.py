@@ -44,3 +44,18 @@ def global_batch_size_of(options: Options, dp: int) -> int:
             f"is not divisible by dp {dp} · micro-batch {options.micro_batch_size} = {unit}; allowed: a multiple of {unit}",
         )
     return options.global_batch_size
+
+
+def expert_imbalance_of(options: Options, model: Model | None) -> float:
+    """Return the imbalance. At most all tokens of a batch choose the same expert: experts / experts per token times the
+    average."""
+    imbalance = options.expert_imbalance
+    if model is None:
+        return imbalance
+    per_token, experts = model.program.routed
+    if imbalance > 1 and experts == 1:
+        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} has no routed experts; allowed: 1.0")
+    if imbalance > 1 and imbalance * per_token > experts:
+        routing = f"{per_token} of {experts} experts per token"
+        refuse("expert_imbalance", imbalance, f"{routing} cannot be that uneven; allowed: 1 to {experts / per_token:g}")
+    return imbalance

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.inputs.options import TWO_CHUNKS, Options, refuse
 from memcalc.optimizers import load_optimizer
-from memcalc.setup.batches import global_batch_size_of, seq_len_of
+from memcalc.setup.batches import expert_imbalance_of, global_batch_size_of, seq_len_of
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.fsdp1_options import fsdp1_options
 from memcalc.setup.generation_checks import with_generation
@@ -191,7 +191,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         attention=attention,
         cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,
-        expert_imbalance=_expert_imbalance(options, model),
+        expert_imbalance=expert_imbalance_of(options, model),
         kernels=kernels,
         liger=liger_of(options, kernels, model),
         engine=engine,
@@ -394,18 +394,3 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
     if engine in ("none", "ddp", "colossalai", "data-parallel", "parameter-server"):
         refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
     return group
-
-
-def _expert_imbalance(options: Options, model: Model | None) -> float:
-    """Return the imbalance. At most all tokens of a batch choose the same expert: experts / experts per token times the
-    average."""
-    imbalance = options.expert_imbalance
-    if model is None:
-        return imbalance
-    per_token, experts = model.program.routed
-    if imbalance > 1 and experts == 1:
-        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} has no routed experts; allowed: 1.0")
-    if imbalance > 1 and imbalance * per_token > experts:
-        routing = f"{per_token} of {experts} experts per token"
-        refuse("expert_imbalance", imbalance, f"{routing} cannot be that uneven; allowed: 1 to {experts / per_token:g}")
-    return imbalance

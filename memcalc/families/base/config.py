@@ -223,10 +223,8 @@ def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
     layers = getattr(made, "num_hidden_layers", None) or getattr(made, "n_layer", None)
     known = isinstance(kinds, list) and all(kind in _LAYER_TYPES for kind in cast("list[Any]", kinds))
     if not known or len(cast("list[Any]", kinds)) != layers:
-        raise ValueError(
-            f"field `layer_types` is {quoted(cast('object', kinds))}; it should be null or a list of {layers} of "
-            + ", ".join(_LAYER_TYPES)
-        )
+        wanted = f"null or a list of {layers} of {', '.join(_LAYER_TYPES)}"
+        raise ValueError(f"field `layer_types` is {quoted(cast('object', kinds))}; it should be {wanted}")
 
 
 def _check_head_dim(made: FamilyConfig, config: Mapping[str, Any]) -> None:
@@ -261,13 +259,9 @@ def check_divides(config: FamilyConfig, whole: str, part: str) -> None:
 # --- rotary positions (modeling_rope_utils.py)
 
 _ROPE_KEYS: Mapping[str, Sequence[str]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
+    "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}  # fmt: skip
 """The parameters that each kind of rotary scaling needs besides those that transformers fills in."""
 
 
@@ -382,9 +376,7 @@ def _check_factors(rope: Mapping[str, Any], count: int) -> None:
             raise ValueError(f"rope_parameters {key} {rope[key]!r} has to be a list of {count} numbers")
         factors = cast("list[Any]", rope[key])
         if len(factors) != count or not all(_is_number(factor) and factor > 0 for factor in factors):
-            raise ValueError(
-                f"rope_parameters {key} has to be a list of {count} numbers above 0, not of {len(factors)}"
-            )
+            raise ValueError(f"rope_parameters {key}: {len(factors)} factors; they have to be {count} numbers above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
