@@ -145,7 +145,7 @@ PROJECTS = (
     Project("TRL", "github.com/huggingface/trl", r"(trl/|(sft|dpo|kto|grpo|model)_config\.py)", package="trl"),
     Project("lion-pytorch", "github.com/lucidrains/lion-pytorch", r"lion_pytorch/", package="lion-pytorch"),
     Project("vLLM", "github.com/vllm-project/vllm",
-            r"(vllm/|v1/|engine/arg_utils|model_executor/(models|layers)|mamba_(utils|mixer2)|layers/rotary|platforms/|config/cache)",
+            r"(vllm/|v1/|engine/arg_utils|model_executor/(models|layers)|mamba_(utils|mixer2)|layers/rotary|platforms/|config/(cache|vllm))",
             version="0.33.0"),
     Project("SGLang", "github.com/sgl-project/sglang",
             r"(srt/|arg_groups/|mem_cache/|model_executor/pool|cuda_graph_hook|kv_cache_conf|configs/model_config)",

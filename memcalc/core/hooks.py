@@ -1,4 +1,4 @@
-"""What acts around ops and saved tensors: checkpoints, offloading, selective checkpoints and engines."""
+"""Protocols of what acts around ops and saved tensors: checkpoints, offloading, selective checkpoints and engines."""
 
 from __future__ import annotations
 

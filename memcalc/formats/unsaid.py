@@ -81,7 +81,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "lora_targets": "default",
         "lora_dropout": 0.0,
         "lora_bias": "none",
-        "adapter_dtype": "bf16" if setup.task in ("sft", *PREFERENCE) and setup.quantize != "none" else "fp32",
+        "adapter_dtype": _adapter_dtype(setup),
         "input_require_grads": _input_require_grads(setup, model),
         "quantize_storage": setup.compute_dtype.name if _shares_codes(setup) else "uint8",
         "quantize_compute_dtype": None if setup.quantize == "int8" else setup.precision.split("-")[0],
@@ -90,6 +90,12 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "network_gbps": _network(setup),
     }
     return {**Options._field_defaults, **own}
+
+
+def _adapter_dtype(setup: Setup) -> str:
+    if setup.engine == "megatron":
+        return setup.compute_dtype.name
+    return "bf16" if setup.task in ("sft", *PREFERENCE) and setup.quantize != "none" else "fp32"
 
 
 def _shares_codes(setup: Setup) -> bool:
@@ -127,7 +133,8 @@ def _liger(setup: Setup, model: Model) -> str | None:
 
 def _input_require_grads(setup: Setup, model: Model) -> bool:
     trains_a_part = setup.freeze is not None or setup.lora_rank > 0
-    return trains_a_part and setup.recompute in ("full", "op") and model.support.batch == "tokens"
+    checkpoints = setup.recompute in ("full", "op") and setup.engine != "megatron"
+    return trains_a_part and checkpoints and model.support.batch == "tokens"
 
 
 def _network(setup: Setup) -> float | None:

@@ -79,11 +79,13 @@ def _check_stages(options: Options, name: str, value: Any, gpt: GPTModel) -> Non
     """Refuse stages in which nothing trains: Megatron's optimizer would have no parameters there."""
     chunks = options.virtual_stages if options.schedule == "interleaved" else 1
     ends = options.first_stage_layers, options.last_stage_layers, options.stage_layers
-    if options.pp * chunks > gpt.layers + 2:
-        return  # refused by itself
+    try:
+        of_ranks = spans_of(gpt.layers, options.pp, chunks, *ends)
+    except ValueError:  # refused by itself
+        return
     trained = [weight for weight in gpt.weights() if gpt.wants_gradient(weight)]
     shares_experts = options.ep > 1
-    for number, spans in enumerate(spans_of(gpt.layers, options.pp, chunks, *ends)):
+    for number, spans in enumerate(of_ranks):
         for span in spans:
             own = [w for w in trained if _is_in(w.layer, w.name, span.start, span.layers, span.first, span.last)]
             if not own:

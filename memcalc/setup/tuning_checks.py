@@ -159,7 +159,7 @@ def adapter_options(options: Options) -> dict[str, Any]:
         "lora_targets": lora.targets,
         "lora_dropout": lora.dropout,
         "lora_bias": lora.bias,
-        "adapter_dtype": lora.dtype,
+        "adapter_dtype": base_dtype_name(options) if lora.dtype == "base" else lora.dtype,
         "dora": lora.dora,
         "modules_to_save": lora.saved,
     }

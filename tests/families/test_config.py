@@ -156,7 +156,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'linear'"),
     (
         {"model_type": "phi3", "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
-        "short_factor has to be a list of 48 numbers",
+        "short_factor: 1 factors; they have to be 48 numbers",
     ),
     ({"model_type": "phi3", "partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
     ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention True"),

@@ -119,9 +119,7 @@ def test_a_model_of_transformers_is_the_same() -> None:
             assert [c.payload for c in one.collectives] == [c.payload for c in two.collectives]
 
 
-@pytest.mark.parametrize(
-    "options", [{"lora_rank": 4}, {"engine": "fsdp2", "gpus": 2}, {"task": "sft"}, {"freeze": "embeddings"}]
-)
+@pytest.mark.parametrize("options", [{"lora_rank": 4}, {"engine": "fsdp2", "gpus": 2}, {"task": "sft"}])
 def test_what_megatron_does_not_run_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"allowed: "):
         estimate(GPT, seq_len=32, **options)
