@@ -16,6 +16,7 @@ from tasks.trl_oracle import _OF_DATA, _stand_in, import_trl
 import memcalc
 from memcalc.validate import fake, preference, run
 from memcalc.validate.comparison import Comparison, Measured
+from memcalc.validate.trainers import completions_of
 
 _with_head, _made_trainer = preference.with_head, preference._trainer
 
@@ -31,25 +32,6 @@ def import_grpo() -> None:
     finally:
         for name in missing:
             del sys.modules[name]
-
-
-def batch_of(setup: Any) -> dict[str, torch.Tensor]:
-    """The buffered completions of a generation, as `_generate_and_score_completions` returns them."""
-    together = setup.micro_batch_size * setup.steps_per_generation
-    completion, prompt = setup.completion_len, setup.seq_len - setup.completion_len
-    batch = {
-        "prompt_ids": torch.zeros((together, prompt), dtype=torch.int64),
-        "prompt_mask": torch.ones((together, prompt), dtype=torch.int64),
-        "completion_ids": torch.zeros((together, completion), dtype=torch.int64),
-        "completion_mask": torch.ones((together, completion), dtype=torch.int64),
-        "advantages": torch.zeros(together),
-        "num_items_in_batch": torch.tensor(together * completion),
-    }
-    if setup.micro_batches % (setup.steps_per_generation * setup.num_iterations):
-        batch["old_per_token_logps"] = torch.zeros((together, completion))
-    if setup.beta:
-        batch["ref_per_token_logps"] = torch.zeros((together, completion))
-    return batch
 
 
 def _loss(trainer: Any, model: Any, batch: dict[str, torch.Tensor]) -> Any:
@@ -97,7 +79,7 @@ def grpo() -> Any:
     import_grpo()
     with contextlib.ExitStack() as stack:
         for name, own in (
-            ("batch_of", batch_of), ("_loss", _loss), ("_trainer", trainer_of), ("with_head", with_head),
+            ("batch_of", completions_of), ("_loss", _loss), ("_trainer", trainer_of), ("with_head", with_head),
         ):  # fmt: skip
             stack.enter_context(patch.object(preference, name, own))
         yield
