@@ -123,6 +123,8 @@ class Falcon(Bloom):
             self.kv_heads = Dim("kv_heads", 1) if config.multi_query else self.heads
         self.rope_type: str = config.rope["rope_type"]
         self.max_seq_len = config.max_position_embeddings
+        if config.alibi:
+            self.no_static_cache = "with alibi fails in transformers, whose positions have another length than its mask"
 
     # --- weights and buffers
 

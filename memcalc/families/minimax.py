@@ -121,6 +121,7 @@ class MiniMax(LinearOrFullLayers, Mixtral):
 
     Config = MiniMaxConfig
     cache_knows_layers = False
+    no_static_cache = "keeps its states in a cache of its own"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -64,6 +64,7 @@ class Rwkv(Program):
     Config: type[FamilyConfig] = RwkvConfig
     attention_kinds = ("eager",)
     polynomial_in_batch = False
+    no_static_cache = "keeps its states in a list of its own"
     embedding = "rwkv.embeddings"
     unembedding = "head"
 

@@ -20,10 +20,6 @@ _OF_ENGINES: Final = {
 """The options that only some engines have."""
 
 
-_OWN_CACHES: Final = ("minimax", "rwkv")
-"""The types whose forward takes no Cache of transformers, or only its own."""
-
-
 def _refuse_around_zero_inference(asked: Asked) -> None:
     """Raise InputError for options that stand beside ZeRO-Inference and are not modelled with it."""
     for name, value, allowed in (
@@ -75,5 +71,5 @@ def _refuse_static(model: Model) -> None:
     """Raise InputError for a model that takes no StaticCache, or whose steps with one are not modelled."""
     if not model.program.one_stack:
         raise InputError(f"--cache static: not modelled for a {model.model_type}; allowed: dynamic")
-    if model.model_type in _OWN_CACHES:
-        raise InputError(f"--cache static: a {model.model_type} keeps its states in its own way; allowed: dynamic")
+    if model.program.no_static_cache is not None:
+        raise InputError(f"--cache static: a {model.model_type} {model.program.no_static_cache}; allowed: dynamic")

@@ -12,7 +12,6 @@ from inference.test_steps import CASES
 import memcalc
 
 NEW = 3
-REFUSED = ("minimax", "rwkv")
 DEFAULT = ("llama", "gemma3_text", "opt", "mpt")
 
 
@@ -30,6 +29,10 @@ def longest_prompt(case: Case) -> int:
     return min(case.seq, (paper.program_of(case.fields).positions_limit or 10**6) - NEW)
 
 
+def takes_one(case: Case) -> bool:
+    return paper.program_of(case.fields).no_static_cache is None
+
+
 @pytest.mark.parametrize("model_type", DEFAULT)
 def test_a_static_cache(model_type: str) -> None:
     case = step_cases(model_type)[0]
@@ -37,7 +40,7 @@ def test_a_static_cache(model_type: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [p for p in CASES if p.values[0].model_type not in REFUSED])
+@pytest.mark.parametrize("case", [p for p in CASES if takes_one(p.values[0])])
 def test_every_family(case: Case) -> None:
     """A prompt of its own length, one that is shorter than any window, and a single token."""
     for attention in paper.program_of(case.fields).attention_kinds[:2]:
@@ -65,10 +68,19 @@ def test_states_and_experts(model_type: str, prompt: int) -> None:
     assert report.decode_peak == max(real[1].peak, real[-1].peak)
 
 
-@pytest.mark.parametrize("model_type", [*REFUSED, "t5"])
+@pytest.mark.parametrize("model_type", ["minimax", "rwkv", "t5"])
 def test_what_is_refused(model_type: str) -> None:
     with pytest.raises(memcalc.InputError, match="--cache static"):
         memcalc.infer(dict(step_cases(model_type)[0].fields), cache="static")
+
+
+def test_positions_as_long_as_the_tokens_seen() -> None:
+    """Falcon adds alibi, one position for each token seen, to a mask of the cache's whole length: the real code fails."""
+    case = next(case for case in step_cases("falcon") if case.fields.get("alibi"))
+    with pytest.raises(RuntimeError, match="broadcast"):
+        statically_generated(case.fields, case.batch, 5, 5 + NEW, NEW, attention="eager")
+    with pytest.raises(memcalc.InputError, match="--cache static: a falcon with alibi fails"):
+        memcalc.infer(dict(case.fields), cache="static")
 
 
 def test_a_note_says_that_steps_are_not_compiled() -> None:

@@ -290,6 +290,8 @@ class Program:
     """The reason why transformers keeps no cache for the type; None: it keeps one."""
     cache_knows_layers: bool = True
     """False if the cache is made without the configuration: masks are sized by the first layer, whatever it keeps."""
+    no_static_cache: str | None = None
+    """The reason why the type takes no StaticCache, a clause whose subject is the type; None: it takes one."""
     shortest_prompt: int = 1
     """The fewest tokens of a prompt that transformers can run with a cache."""
     caches_latents: bool = False
