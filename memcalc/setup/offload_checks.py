@@ -61,10 +61,6 @@ def _check_fsdp2(name: str, options: Options, model: Model | None) -> None:
     for axis in _AXES:
         if getattr(options, axis) > 1:
             refuse(name, value, f"with --{axis} {getattr(options, axis)} {NOT_YET}with --{axis} 1")
-    if options.lora_rank:
-        refuse(
-            name, value, f"with engine fsdp2 and adapters (--lora-rank {options.lora_rank}) {NOT_YET}--engine deepspeed"
-        )
 
 
 def _check_files(name: str, options: Options, model: Model) -> None:

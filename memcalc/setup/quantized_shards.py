@@ -40,8 +40,9 @@ def _check_fsdp2(options: Options, base: str) -> None:
     if kind == "int8":
         why = "bitsandbytes' Linear8bitLt looks for weight.CB, and the parameter that FSDP2 gathers has none"
         refuse("quantize", kind, f"with engine fsdp2: {why}; allowed: nf4, fp4, or --engine ddp")
-    if options.offload_params != "none":
-        refuse("offload_params", options.offload_params, f"with --quantize {kind} and engine fsdp2 {NOT_YET}none")
+    if options.offload_params != "none" and options.quantize_storage == _WHOLE:
+        why = "with --offload-params, which leaves weights outside FSDP2's units where they are,"
+        refuse("quantize_storage", _WHOLE, f"{why} {NOT_YET}{base}")
     if options.precision.endswith("-mixed"):
         _check_trained(options, base)
     elif options.prepare_kbit_training:

@@ -6,9 +6,11 @@ prefetched for nothing. A unit without a gradient is not reduced.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.core.dims import numel
+from memcalc.core.dtypes import DType
 from memcalc.engines.fsdp2.step import GATHERED, REDUCED
 
 if TYPE_CHECKING:
@@ -50,16 +52,16 @@ def _layers_with(run: Trace, name: str, phase: str) -> Iterator[tuple[int, str]]
                 yield from ((layer, row.scope) for layer in _real(run, row.layer))
 
 
-def elements_of_blocks(run: Trace, name: str, phase: str) -> int:
-    """Return the elements of all blocks of this name that a run allocates in a phase, over the real layers."""
+def elements_of_blocks(run: Trace, name: str, phase: str) -> Counter[DType]:
+    """Return the elements of all blocks of this name that a run allocates in a phase, over the real layers, by dtype."""
     phases = {place: of for place, of, _ in run.segments}
-    now, elements = "", 0
+    now, elements = "", Counter[DType]()
     for place, event in enumerate(run.log):
         now = phases.get(place, now)
         if event >= 0 and now == phase and run.rows[event].name == name:
             row = run.rows[event]
             layers = 1 if row.layer is None else sum(1 for _ in _real(run, row.layer))
-            elements += layers * numel(row.shape)[0]
+            elements[row.dtype] += layers * numel(row.shape)[0]
     return elements
 
 

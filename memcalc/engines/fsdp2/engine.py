@@ -184,25 +184,26 @@ def rows_of(model: Model, setup: Setup, component: str, life: str, copies: Calla
 
 def _packed_rows(setup: Setup, weight: Weight, packing: Packing, copies: int) -> list[Row]:
     """Return the rows of a quantised weight: its codes, or a shard of them, and its scales, which are whole."""
-    codes, *scales = packing.stored(weight.shape)
+    codes = packing.stored(weight.shape)[0]
     is_whole = shape_in_unit(packing, weight.shape) is None
     shape = codes.shape if is_whole else _shard(codes.shape, *_spread(setup, weight))
     source = packing.source if is_whole else _SOURCE
     return [
         Row("parameters", weight.name, shape, codes.dtype, copies, "always", "exact", source),
-        *(
-            Row(
-                "parameters",
-                f"{weight.name}.{one.name}",
-                one.shape,
-                one.dtype,
-                copies,
-                "always",
-                "exact",
-                packing.source,
-            )
-            for one in scales
-        ),
+        *_scale_rows(weight, packing, copies),
+    ]
+
+
+def scale_rows(model: Model) -> list[Row]:
+    """Return the scales of all quantised weights. They are no parameters: every rank has them whole, on the GPU."""
+    packed = [(w, w.packing) for w in model.weight_classes if w.packing is not None]
+    return [row for w, packing in packed for row in _scale_rows(w, packing, model.copies(w))]
+
+
+def _scale_rows(weight: Weight, packing: Packing, copies: int) -> list[Row]:
+    return [
+        Row("parameters", f"{weight.name}.{one.name}", one.shape, one.dtype, copies, "always", "exact", packing.source)
+        for one in packing.stored(weight.shape)[1:]
     ]
 
 

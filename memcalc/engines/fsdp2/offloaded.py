@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from memcalc.core.dims import numel
-from memcalc.core.dtypes import fp32
+from memcalc.core.dtypes import DType, fp32
 from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, input_rows
 from memcalc.engines.fsdp2.backward_units import elements_of_blocks
-from memcalc.engines.fsdp2.engine import sharded_dtype, states_and_step
+from memcalc.engines.fsdp2.engine import scale_rows, states_and_step
+from memcalc.engines.fsdp2.held import frozen_dtype, shape_in_unit, sharded_dtype
 from memcalc.engines.fsdp2.no_sync import NoSyncStep
 from memcalc.engines.fsdp2.stages import WaitingUnit
 from memcalc.engines.fsdp2.step import GATHERED, Sharding, Step, Unit
@@ -44,8 +45,8 @@ class UnitFromHost(Unit):
         if self.gathering is not None or self.whole is not None or self.sharding.ranks == 1:
             return
         _inputs = [
-            self._from_host(name, self._dim(f"shape/{self.sharding.over}", [shape], is_shard=True))
-            for name, shape in self.weights
+            self._from_host(name, self._dim(f"shape/{self.sharding.over}", [shape], is_shard=True), stored)
+            for (name, shape), stored in zip(self.weights, self.stored, strict=True)
         ]
         self.gathering = self._block(GATHERED, self.run.dtype, self.shapes)
 
@@ -56,17 +57,16 @@ class UnitFromHost(Unit):
             return super()._copies()
         _all_gather_input: Tensor | None = None
         copies: list[Tensor] = []
-        for name, shape in self.weights:
+        for (name, shape), stored in zip(self.weights, self.stored, strict=True):
             elements = self._dim("elements", [shape])
-            _all_gather_input = self._from_host(name, elements)
+            _all_gather_input = self._from_host(name, elements, stored)
             copies.append(self._of(name, elements, "gathered parameters"))
         return copies
 
-    def _from_host(self, parameter: str, elements: Dim) -> Tensor:
-        """Return a shard on the GPU in the dtype that is gathered."""
-        sharded = self.sharding.sharded
-        copied = self._allocate(elements, _COPIED, sharded, "gathered", scope=parameter)
-        if self.run.dtype is sharded:
+    def _from_host(self, parameter: str, elements: Dim, stored: DType) -> Tensor:
+        """Return a shard, kept in the dtype `stored`, on the GPU in the dtype that is gathered."""
+        copied = self._allocate(elements, _COPIED, stored, "gathered", scope=parameter)
+        if self.run.dtype is stored:
             return copied
         return self._of(parameter, elements, "shard, cast to be gathered")
 
@@ -118,7 +118,7 @@ def on_gpu(model: Model, setup: Setup) -> Holdings:
     """Return what a rank holds on the GPU: the batch, the loss, the buffers, and what the hooks make."""
     on_paper = min(setup.micro_batches, ENOUGH_MICRO_BATCHES) if setup.keeps_whole_gradients else 1
     sharding = states_and_step(model, setup)[2]._replace(accumulating=True)
-    always = input_rows(model, setup, sharded_dtype(setup), setup.compute_dtype)
+    always = [*scale_rows(model), *input_rows(model, setup, frozen_dtype(setup), setup.compute_dtype)]
     return Holdings(tuple(always), hooks=Offloaded(sharding, on_paper), micro_batches=on_paper)
 
 
@@ -126,16 +126,16 @@ def on_host(model: Model, setup: Setup) -> list[HostRow]:
     """Return what the first node's ranks keep on the host. Every shard of a weight is a block of its own; torch pads the
     weight's shard, and nothing else."""
     dtype, ranks = sharded_dtype(setup), range(min(setup.gpus, setup.gpus_per_node))
-    padded, trained, blocks = list[int](), list[int](), 0
+    padded, trained, blocks = dict[DType, list[int]](), list[int](), 0
     for w in model.weight_classes:
         each = _shards(w, setup)
-        padded += [max(each)] * (model.copies(w) * len(ranks))
+        padded.setdefault(_kept_in(model, setup, w), []).extend([max(each)] * (model.copies(w) * len(ranks)))
         trained += [each[rank % setup.shards] for rank in ranks] * model.trained(w)
         blocks += model.trained(w) * len(ranks)
     states = "exp_avg", "exp_avg_sq"
     of, pinned = f"weight/{'dp' if setup.replicas == 1 else 'shard group'}", tuple(n for n in trained if n)
     return [
-        HostRow("pinned", "weights", of, tuple(padded), dtype, "always", _PARAM),
+        *(HostRow("pinned", "weights", of, tuple(sizes), kept, "always", _PARAM) for kept, sizes in padded.items()),
         HostRow("pinned", "gradients", of, pinned, dtype, "backward to step", _COLLECTIVES),
         *(HostRow("paged", name, of, pinned, dtype, "always", _ADAM) for name in states),
         HostRow("paged", "steps of the optimizer", "numbers", (1,) * blocks, fp32, "always", _ADAM),
@@ -150,16 +150,25 @@ def transfers(model: Model, setup: Setup, run: Trace, on_paper: int) -> list[Tra
     reduced = sum(_shards(w, setup)[0] * model.trained(w) for w in model.weight_classes)
     return [
         *(
-            Transfer("shards", phase, "to the GPU", copied // on_paper, many, dtype, _PARAM)
+            Transfer("shards", phase, "to the GPU", copied // on_paper, many, kept, _PARAM)
             for phase in phases
-            if (copied := elements_of_blocks(run, _COPIED, phase))
+            for kept, copied in elements_of_blocks(run, _COPIED, phase).items()
         ),
         Transfer("gradients", "backward", "to the host", reduced, reductions, dtype, _COLLECTIVES),
     ]
 
 
+def _kept_in(model: Model, setup: Setup, weight: Weight) -> DType:
+    """Return the dtype of a weight's shards."""
+    if weight.packing is not None:
+        return weight.packing.stored(weight.shape)[0].dtype
+    return sharded_dtype(setup) if model.trainable(weight) else frozen_dtype(setup)
+
+
 def _shards(weight: Weight, setup: Setup) -> list[int]:
     """Return the elements of every rank's shard of a weight (torch.chunk along the first dim)."""
-    first, *rest = weight.shape
+    shape = shape_in_unit(weight.packing, weight.shape)
+    assert shape is not None, "codes in uint8 are refused"
+    first, *rest = shape
     each, left = -(-first.size // setup.shards), numel(tuple(rest))[0]
     return [max(0, min(each, first.size - rank * each)) * left for rank in range(setup.shards)]

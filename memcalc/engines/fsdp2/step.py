@@ -109,7 +109,6 @@ class Unit:
     __slots__ = (
         "all_reduced",
         "before",
-        "cast",
         "gathering",
         "layer",
         "leaves",
@@ -117,6 +116,7 @@ class Unit:
         "run",
         "shapes",
         "sharding",
+        "stored",
         "trained",
         "weights",
         "whole",
@@ -128,8 +128,8 @@ class Unit:
         held = [(weight, shape_in_unit(run.packing_of(weight), weight.shape)) for weight in weights]
         self.weights = [(weight.name, shape) for weight, shape in held if shape is not None]
         self.shapes = [shape for _, shape in self.weights]
-        self.cast = [self._stored(weight) is not run.dtype for weight, shape in held if shape is not None]
-        """For each weight whether its shard is cast before it is gathered."""
+        self.stored = [self._stored(weight) for weight, shape in held if shape is not None]
+        """For each weight the dtype of its shard. It is cast before it is gathered, if that is not the run's."""
         self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
         self.trained = [leaf.shape for leaf in self.leaves]
         self.gathering: Tensor | None = None
@@ -146,8 +146,8 @@ class Unit:
         """Gather the parameters, unless that is done or under way (foreach_all_gather)."""
         if self.gathering is not None or self.whole is not None or self.sharding.ranks == 1:
             return
-        if any(self.cast):
-            shapes = [shape for shape, is_cast in zip(self.shapes, self.cast, strict=True) if is_cast]
+        shapes = [shape for shape, dtype in zip(self.shapes, self.stored, strict=True) if dtype is not self.run.dtype]
+        if shapes:
             _inputs = self._shard("shard, cast to be gathered", self.run.dtype, shapes)
         self.gathering = self._block(GATHERED, self.run.dtype, self.shapes)
 
@@ -165,9 +165,9 @@ class Unit:
         """
         _all_gather_input: Tensor | None = None
         copies: list[Tensor] = []
-        for (name, shape), is_cast in zip(self.weights, self.cast, strict=True):
+        for (name, shape), stored in zip(self.weights, self.stored, strict=True):
             elements = self._dim("elements", [shape])
-            if is_cast and self.sharding.ranks == 1:
+            if stored is not self.run.dtype and self.sharding.ranks == 1:
                 _all_gather_input = self._of(name, elements, "shard, cast to be copied")
             copies.append(self._of(name, elements, "gathered parameters"))
         return copies
