@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.rows import Row
 from memcalc.families.base.module import after_forward
@@ -42,6 +42,9 @@ class SwitchedOff(NamedTuple):
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         with m:
             return base(x)
+
+    def within(self, m: Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        return forward
 
 
 def reference_run(program: Program, run: Run) -> Run:

@@ -44,6 +44,12 @@ class _Adapted(Program):
                     yield from copies
                     copies.clear()
                 continue
+            if place in adapters.parameters:
+                yield _within(".".join([BASE] * len(adapters.parameters[place])), weight, weight.component)
+                left[place] -= 1
+                if not left[place]:
+                    yield from adapters.weights_of_parameters(place)
+                continue
             if place not in adapters.calls:
                 yield weight
                 continue
@@ -86,7 +92,7 @@ class _Adapted(Program):
         return (*super().external, *self.adapters.external)
 
     def adapted(self, i: int) -> Hashable:
-        places = *self.adapters.calls, *self.adapters.saved
+        places = *self.adapters.calls, *self.adapters.saved, *self.adapters.parameters
         return frozenset(path for path, layer in places if layer == i)
 
 

@@ -141,5 +141,5 @@ WITHOUT: Final[Mapping[str, tuple[str, ...]]] = {
 """Names that are no targets, by model type: out_proj is used as a bare weight (peft/tuners/tuners_utils.py,
 mamba_model_types), and these routers are no plain linear layers."""
 
-NOT_ALL: Final = frozenset({"deberta-v2", "jamba", *(kind for kind in WITHOUT if kind != "gpt_oss")})
+NOT_ALL: Final = frozenset({"deberta-v2", "hunyuan_v1_moe", "jamba", *(kind for kind in WITHOUT if kind != "gpt_oss")})
 """The types for which all-linear is refused by peft, or means other modules than those that are called as linear layers."""

@@ -6,8 +6,8 @@ its input. The layer's own output is cast back behind the sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memcalc.families.base.linear_modules import Place
     from memcalc.families.base.module import LinearCall, Module
     from memcalc.tuning.chosen import Lora
+    from memcalc.tuning.experts import FusedAdapter
 
 COMPONENT: Final = "adapters"
 COPIES: Final = "modules to save"
@@ -42,6 +43,10 @@ class LoraAdapters:
     """The adapted linear layers."""
     saved: frozenset[Place] = frozenset()
     """The modules that train as copies of themselves."""
+    parameters: Mapping[Place, tuple[FusedAdapter, ...]] = field(
+        default_factory=dict["Place", "tuple[FusedAdapter, ...]"]
+    )
+    """The adapters of single parameters, by their module (`memcalc.tuning.experts`)."""
 
     def has(self, path: str, layer: int | None) -> bool:
         return (path, layer) in self.calls
@@ -53,7 +58,21 @@ class LoraAdapters:
         """Return the adapters of some layers only, which get other numbers: {number: its new one}."""
         calls = {(path, numbers[layer]): call for (path, layer), call in self.calls.items() if layer in numbers}
         saved = frozenset((path, numbers[layer]) for path, layer in self.saved if layer in numbers)
-        return replace(self, calls=calls, saved=saved)
+        own = {(path, numbers[layer]): one for (path, layer), one in self.parameters.items() if layer in numbers}
+        return replace(self, calls=calls, saved=saved, parameters=own)
+
+    def within(self, m: Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Run lora.ParamWrapper.forward."""
+        own = self.parameters.get((m.path, m.layer))
+        if own is None:
+            return forward
+        from memcalc.tuning.experts import merged
+
+        def call(of: Any, m: Module, *args: Any, **kwargs: Any) -> Any:
+            with merged(m, own):
+                return forward(of, m, *args, **kwargs)
+
+        return call
 
     def around(self, m: Module, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         """Run lora.Linear.forward, or that of a quantised layer."""
@@ -107,6 +126,12 @@ class LoraAdapters:
         call, rank, dtype = self.calls[place], Dim("rank", self.how.rank), self.dtype
         yield Weight(f"{path}.{DOWN}.weight", (rank, call.fan_in), COMPONENT, layer, dtype)
         yield Weight(f"{path}.{UP}.weight", (call.fan_out, rank), COMPONENT, layer, dtype)
+
+    def weights_of_parameters(self, place: Place) -> Iterator[Weight]:
+        """Yield the matrices of the adapters of a module's own parameters, the innermost wrapper's first."""
+        (path, layer), own = place, self.parameters[place]
+        for i, adapter in enumerate(own):
+            yield from adapter.weights(path + f".{BASE}" * (len(own) - 1 - i), layer, COMPONENT, self.dtype)
 
     @property
     def dtype(self) -> DType | None:

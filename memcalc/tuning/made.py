@@ -41,10 +41,15 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
     if program.source:
         refuse("lora_rank", lora.rank, f"for a {model.model_type}, which is traced, {NOT_YET}0")
     kind = DoraAdapters if lora.dora else LoraAdapters
-    calls = without_saved(adapted_by(model, lora.targets, lora.rank), lora.saved)
-    if not calls:
+    targets = adapted_by(model, lora.targets, lora.rank)
+    calls, parameters = without_saved(targets.calls, lora.saved), targets.parameters
+    if not calls and not parameters:
         refuse("modules_to_save", lora.saved, "leaves no linear layer to have an adapter; allowed: fewer modules")
-    adapters = kind(lora, calls, saved_by(model, lora.saved, calls))
+    for name, value, off in (("lora_dropout", lora.dropout, 0), ("dora", lora.dora, "off")):
+        if parameters and value:
+            what = f"peft's adapters of fused experts (ParamWrapper), of which a {model.model_type} has some here, have none"
+            refuse(name, value, f"{what}; allowed: {off}, or --lora-targets of attention")
+    adapters = kind(lora, calls, saved_by(model, lora.saved, calls), parameters)
     if tuning.quantization is not None:
         program = quantized(program, model.model_type, tuning.quantization)
     return with_adapters(program, adapters)

@@ -195,12 +195,6 @@ def test_what_a_layer_of_llama_keeps() -> None:
             "--adapter-dtype fp32: beside trained biases of bf16 (--lora-bias all) with --optimizer sgd",
         ),
         (MIXTRAL, {"lora_rank": 4}, "--lora-targets default: peft has no default for a mixtral; allowed: all-linear"),
-        (
-            MIXTRAL,
-            {"lora_rank": 4, "lora_targets": "all-linear"},
-            "whose experts are fused parameters, is not modelled",
-        ),
-        (MIXTRAL, {"lora_rank": 4, "lora_targets": "w1,w2,w3"}, "w1 is among the experts of a mixtral"),
         (step_cases("mamba")[0].fields, {"lora_rank": 4, "lora_targets": "out_proj"}, "out_proj is no linear layer"),
         (
             step_cases("jamba")[0].fields,

@@ -105,6 +105,10 @@ class Run:
     """The layer of each parameter that requires no gradient, by the parameter's storage."""
     packings: dict[Storage, Packing] = field(default_factory=dict["Storage", "Packing"])
     """The quantised parameters, by their storage."""
+    merged: dict[tuple[str, int | None], Callable[[], Tensor]] = field(
+        default_factory=dict[tuple[str, "int | None"], "Callable[[], Tensor]"]
+    )
+    """The parameters with their adapters' parts, while their module's forward runs."""
     scales: list[Tensor] = field(default_factory=list[Tensor])
     """The tensors that hold quantised parameters beside their codes."""
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -279,7 +283,10 @@ class Module:
         """Return the parameter `name` of this module; None if the configuration leaves it out."""
         weights = self.run.weights
         found = weights.get((f"{self.path}.{name}", self.layer))
-        return weights.get((f"{self.path}.{BASE}.{name}", self.layer)) if found is None and self.run.adapters else found
+        if found is not None or self.run.adapters is None:
+            return found
+        merged = self.run.merged.get((f"{self.path}.{name}", self.layer))
+        return weights.get((f"{self.path}.{BASE}.{name}", self.layer)) if merged is None else merged()
 
     def buffer(self, name: str) -> Tensor:
         """Return the buffer `name` of this module."""
@@ -294,7 +301,8 @@ class Module:
 
     def linear(self, x: Tensor) -> Tensor:
         """Run this module as nn.Linear."""
-        return self.run.linear(self.path, x, self.weight(), self.optional("bias"))
+        adapters = self.run.adapters
+        return _linear(None, self, x) if adapters is None else adapters.within(self, _linear)(None, self, x)
 
     def conv1d(self, x: Tensor) -> Tensor:
         """Run this module as transformers' Conv1D, with its adapter if it has one."""
@@ -353,6 +361,10 @@ class Module:
             memory.visitor.leave(done=failed is None)
 
 
+def _linear(_: object, m: Module, x: Tensor) -> Tensor:
+    return m.run.linear(m.path, x, m.weight(), m.optional("bias"))
+
+
 def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concatenate[Any, Module, P], R]:
     """Make a module of a `forward`: like torch's `__call__` it holds its arguments until it returns."""
 
@@ -362,12 +374,13 @@ def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concat
         outer, memory.scope = memory.scope, m.path
         visitor, parallel = memory.visitor, m.run.tensor_parallel
         visited = visitor is not None and visitor.enter(m.path, m.layer)
+        run = forward if m.run.adapters is None else m.run.adapters.within(m, forward)
         done = False
         try:
             if parallel is not None:
-                out = forward(self, m, *parallel.entered(m.path, args), **kwargs)  # type: ignore[arg-type]
+                out = run(self, m, *parallel.entered(m.path, args), **kwargs)  # type: ignore[arg-type]
             else:
-                out = forward(self, m, *args, **kwargs)
+                out = run(self, m, *args, **kwargs)
             done = True
             return out
         finally:

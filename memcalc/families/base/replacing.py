@@ -62,6 +62,10 @@ class Adapters(Protocol):
         """Run the adapted module `m`, whose own layer is `base`."""
         ...
 
+    def within(self, m: Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the forward of the module `m` that has its adapted parameters in the place of its own."""
+        ...
+
 
 class Cache(Protocol):
     """The tensors that layers keep of the tokens that they have seen (`memcalc.inference`)."""
