@@ -87,6 +87,8 @@ class Case:
     differs: Words
     """The reason why the exact number differs, or why there is none."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    apart: Callable[[Asked], tuple[Step, ...]] = lambda _: ()
+    """Returns what exists besides and is no part of the comparison, each with its own name."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def compared(case: Case, asked: Asked) -> Section:
         return Section(rule.title.said(language), steps, (*said_of(rule, language), case.differs.said(language)))
     exact = case.exact(asked)
     words = _beside(here.result, exact.result, case.differs, language)
-    return Section(rule.title.said(language), (*steps, exact), (*said_of(rule, language), words))
+    return Section(rule.title.said(language), (*steps, exact, *case.apart(asked)), (*said_of(rule, language), words))
 
 
 def _beside(rule: Number, exact: Number, differs: Words, language: str) -> str:
