@@ -126,6 +126,7 @@ _MEASURED: Final = {
     "P": Words("FLOP that it could do", "该 GPU 的峰值 FLOP/s"),
 }
 """Letters whose values no setup has."""
+_FORMULA: Final = Words(" (the formula; the numbers are an example)", "（公式出处；数值是示例）")
 _AGREE: Final = 1e-4
 NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没有精确值：{error}")
 
@@ -242,7 +243,9 @@ def _quoted_alone(rule: Rule, words: str, language: str) -> Section:
 
 def _quoted(rule: Rule, language: str) -> Step:
     words = PUBLISHED if rule.quoted.published else EXAMPLE
-    return rule.step(words.said(language), rule.quoted.numbers, rule.quoted.source)
+    quoted = rule.quoted
+    source = quoted.source if quoted.published else quoted.source.removesuffix(FORMULA) + _FORMULA.said(language)
+    return rule.step(words.said(language), quoted.numbers, source)
 
 
 def said_of(rule: Rule, language: str) -> tuple[str, ...]:
