@@ -47,7 +47,7 @@ def test_words(case: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_larger_gpu_is_told_of_only_where_the_run_would_take_more() -> None:
-    """Within a memory between what the run takes with room and that with its error, nothing is freed if the estimate is right."""
+    """In a memory between what the run takes with room and that with its error, nothing is freed if the estimate is right."""
     report = memcalc.estimate(LARGE, micro_batch_size=4, seq_len=960, gpu="rtx4090")
     told: list[bool] = []
     for share in range(90, 106):
