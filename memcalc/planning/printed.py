@@ -111,12 +111,21 @@ def _table(plans: Plans, width: int) -> list[str]:
             else f" · {one.cost:,.4g} a step"
         )
         span = f"{show_seconds(one.seconds)} ({show_seconds(time['low'])} to {show_seconds(time['high'])})"
-        first = f"   {_bar(one)}  {span}{mfu} · {show_bytes(memory['device'])}"
-        wide = len(first + goal + cost) > width
-        out += [first, *_wrapped(f"   {(goal + cost).removeprefix(' · ')}", width)] if wide else [first + goal + cost]
+        first, more = f"{span}{mfu} · {show_bytes(memory['device'])}", (goal + cost).removeprefix(" · ")
+        out += _beside_a_bar(_bar(one), [first, more] if more else [first], width)
     used = {part for one in plans.plans for part in _LETTERS if _share(one, part) * _BAR >= 0.5}
     legend = " · ".join(f"{_LETTERS[part]} {_WORDS[part]}" for part in _LETTERS if part in used)
     return [*out, f"   {legend}"]
+
+
+def _beside_a_bar(bar: str, parts: list[str], width: int) -> list[str]:
+    """Return a plan's numbers in as few lines as the width has room for: beside its bar, or below it."""
+    whole, first = f"   {bar}  {' · '.join(parts)}", f"   {bar}  {parts[0]}"
+    if len(whole) <= width:
+        return [whole]
+    beside = len(first) <= width
+    below = parts[1:] if beside else parts
+    return [first if beside else f"   {bar}", *(line for part in below for line in _wrapped(f"   {part}", width))]
 
 
 def _some(count: float, noun: str) -> str:

@@ -18,6 +18,7 @@ from memcalc.planning.refusals import refusals_of
 from memcalc.planning.search import outside_of
 from memcalc.setup.resolved import resolve
 from memcalc.timing.step import StepTime
+from memcalc.units import show_bytes
 
 SMALL: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 8,
@@ -85,6 +86,17 @@ def test_what_fits_and_misses_the_target_is_not_told_as_too_large() -> None:
     assert found.best_missing is not None
     (line,) = (line for line in lines_of(found, 200) if "the target is 1 day" in line)
     assert line.startswith("it fits, but misses the target")
+
+
+def test_a_plan_is_as_wide_as_the_terminal() -> None:
+    found = memcalc.plan(SMALL, gpu=GPU, tokens="1B", price=2.5, top=2, **QUESTIONS[0][1])
+    for columns in (45, 50, 80, 140):
+        lines = lines_of(found, columns)
+        assert max(map(len, lines)) <= columns
+        text = " ".join(" ".join(lines).split())
+        for one in found.plans:
+            assert f"costs {one.cost:,.2f}" in text
+            assert show_bytes(one.document["memory"]["device"]) in text
 
 
 def test_a_plan_is_the_estimate_of_its_setup() -> None:
