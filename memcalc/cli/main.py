@@ -184,7 +184,9 @@ def _misused(error: Any) -> str:
     """Return what the parser of the command line refuses: the option or the word, and what works."""
     message, option = error.format_message(), getattr(error, "option_name", None)
     if hasattr(error, "possibilities"):
-        close = ", ".join(error.possibilities or ())
+        from memcalc.errors import nearest
+
+        close = ", ".join(nearest(str(option), error.possibilities or ()))
         return f"{option}: unknown option; " + (f"did you mean {close}?" if close else "--help-all has all of them")
     if option is not None:  # "Option '--zero' requires an argument."
         _, _, wrong = message.rpartition("' ")

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 class CheckpointWithoutOutput:
     """One call of a function, whose outputs are freed after the next layer's forward and recomputed before its backward."""
 
-    __slots__ = ("function", "inputs", "made", "outputs", "storages")
+    __slots__ = ("function", "inputs", "node", "outputs", "storages")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.storages: list[Storage] = []
         """The storages of the outputs, until they are recomputed."""
-        self.made: Node | None = None
+        self.node: Node | None = None
         """The node of the outputs, until the recomputation is registered."""
         self.inputs: list[Tensor] = []
         self.outputs: tuple[Tensor, ...] = ()
@@ -43,24 +43,24 @@ class CheckpointWithoutOutput:
         outputs = self.function(*args)
         memory.grad_enabled = recording
         if recording:
-            made = _several(outputs)
-            self.made = Node(memory, _without_output_backward, args, args, self, len(made))
-            self.made.gathered = [_alias(arg) for arg in args if arg.node is not None]
-            for i, output in enumerate(made):
-                output.node, output.output = self.made, i
-            self.storages = [output.storage for output in made]
+            tensors = _several(outputs)
+            self.node = Node(memory, _without_output_backward, args, args, self, len(tensors))
+            self.node.gathered = [_alias(arg) for arg in args if arg.node is not None]
+            for i, output in enumerate(tensors):
+                output.node, output.output = self.node, i
+            self.storages = [output.storage for output in tensors]
         return outputs
 
     def discard_output_and_register_recompute(self, hook_tensor: Tensor) -> None:
         """Free the outputs' blocks. The function runs again when the gradient of `hook_tensor` is there."""
-        if self.made is None:
+        if self.node is None:
             return
         for storage in self.storages:
             storage.release()
         assert hook_tensor.node is not None
         hooks = hook_tensor.memory.gradient_hooks
-        hooks.setdefault(hook_tensor.node, []).append(partial(self._recompute, self.made))
-        self.made = None
+        hooks.setdefault(hook_tensor.node, []).append(partial(self._recompute, self.node))
+        self.node = None
 
     def _recompute(self, node: Node) -> None:
         memory = node.memory
@@ -78,9 +78,9 @@ def reentrant_checkpoint(function: Callable[..., Any], *args: Tensor) -> Any:
     outputs = function(*args)
     memory.grad_enabled = recording
     if recording:
-        made = _several(outputs)
-        node = Node(memory, _reentrant_backward, args, args, function, len(made))
-        for i, output in enumerate(made):
+        tensors = _several(outputs)
+        node = Node(memory, _reentrant_backward, args, args, function, len(tensors))
+        for i, output in enumerate(tensors):
             output.node, output.output = node, i
     return outputs
 

@@ -193,7 +193,8 @@ def _of_cost(read: Callable[[Cost], float | None]) -> Callable[[Column], float |
 
 
 def _memory(columns: Sequence[Column]) -> list[Measure]:
-    """Return the components that a column has at its peak, then the totals."""
+    """Return the components that a column has at its peak, then the totals. Peaks are at different moments, so no column's
+    component is better than another's: with fewer activations at its peak, a setup may need more of them before."""
     sizes: dict[int, Mapping[str, int]] = {
         id(column): {} if column.report is None else at_peak(column.report) for column in columns
     }
@@ -202,7 +203,7 @@ def _memory(columns: Sequence[Column]) -> list[Measure]:
         def of(column: Column) -> int | None:
             return sizes[id(column)].get(name)
 
-        return Measure(name.replace("_", " "), of, show_bytes)
+        return Measure(name.replace("_", " "), of, show_bytes, best=None)
 
     used = [name for name in COMPONENTS if any(size.get(name) for size in sizes.values())]
     return [*map(component, used), *_TOTALS]

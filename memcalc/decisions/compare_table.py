@@ -63,7 +63,7 @@ def _legend(lines: list[Line]) -> list[str]:
     lacking = any(re.match(r"-\d", cell) for cell in spare)
     return [
         *([f"{BEST} the best of its line; times and costs: of the setups that fit"] if marked else []),
-        "components: their bytes at the peak; allocated, device: as torch and nvidia-smi show them",
+        "components: their bytes at the peak, each setup's own moment; allocated, device: as torch and nvidia-smi show them",
         *(["to spare below zero: at least so much is missing, even if all cached memory is freed"] if lacking else []),
     ]
 

@@ -74,7 +74,7 @@ def _misses(one: Next) -> str:
     """Return by how much the next value does not fit."""
     assert one.report.verdict is not None
     answer = one.report.verdict.answer
-    over = f"needs {show_bytes(one.over_by)} too much" if one.over_by else "does not fit for sure"
+    over = f"needs {show_bytes(one.over_by)} more than there is" if one.over_by else "does not fit for sure"
     return f"{over} (it fits with {EXPANDABLE})" if answer == "expandable" else over
 
 

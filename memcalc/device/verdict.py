@@ -43,8 +43,8 @@ class Verdict:
     report: Report
     """The rank that decides."""
     run: Replay | None = None
-    """The run within the GPU's memory: with `tight`, and in a first look with every run that was played without going out of
-    memory."""
+    """The run within the GPU's memory: with `tight` if the run takes more on a GPU with room, and in a first look with every run
+    that was played without going out of memory."""
 
     @property
     def fits(self) -> bool | None:
@@ -67,14 +67,14 @@ class Verdict:
         """Return the bytes of the device that the run needs, by answer:
 
         - `fits`: what the run takes on a GPU with room.
-        - `tight`: what the run takes within the GPU's memory.
+        - `tight`: what the run takes within the GPU's memory; what it takes on a GPU with room, if that is less.
         - `unknown`: the model states, or what is counted.
         - `no`: what is allocated if that is more than the capacity, else the least memory that was found to be enough.
         - `expandable`, `uncertain`: the least memory that was found to be enough, plus the stated error; for a run that is not
           played, `device` plus the stated error.
         """
         rank, besides = self.report, outside(self.report)
-        if self.answer == "fits":
+        if self.answer == "fits" or (self.answer == "tight" and self.run is None):
             return rank.device
         if self.answer == "unknown":
             return rank.peak if rank.states_only else rank.device
@@ -122,7 +122,7 @@ def _of_one(rank: Report, capacity: int) -> Verdict:
     if look.answer == "fits" and rank.device + rank.margin <= capacity:
         return Verdict("fits", capacity, rank)
     if look.run is not None and look.run.steady and _goes_on_up_to(rank, safe - besides, capacity - besides):
-        return Verdict("tight", capacity, rank, look.run)
+        return Verdict("tight", capacity, rank, look.run if rank.device > capacity else None)
     if rank.counted + besides > capacity:
         return Verdict("no", capacity, rank)
     from memcalc.device.expandable import ExpandableAllocator

@@ -104,7 +104,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
 
     found, ends = hooked(model, setup)
     dtype = trained_dtype(model, setup)
-    if not any(bucket.passing or bucket.kept for bucket in found):
+    if not any(bucket.passing or bucket.states for bucket in found):
         return held
     *always, row = held.always
     whole = sum(bucket.whole for bucket in found)

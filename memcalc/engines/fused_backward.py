@@ -55,7 +55,7 @@ class FusedBackward(NamedTuple):
             ready: list[object] = []
             if isinstance(event, Ready):
                 out.reach(event.after)
-                ready.append(out.kept(event.block))
+                ready.append(out.block_of_run(event.block))
             if waiting:
                 self.optimizer.update(waiting, shape, self.dtype, block)
             waiting = ready

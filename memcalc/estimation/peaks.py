@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.core.dims import evaluate
-from memcalc.estimation.found import NOWHERE, At, Found, left_by
+from memcalc.estimation.rank_peaks import NOWHERE, At, RankPeaks, buffers_after_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from memcalc.megatron.schedules import State
 
 
-def found_on(rank: Rank, batch: int, seq: int) -> Found:
+def peaks_on(rank: Rank, batch: int, seq: int) -> RankPeaks:
     """Return a rank with the peak of each phase in bytes, where each is, and the rows of backward's peak if it is after the last
     moment."""
     sums, held = rank.sums, rank.holdings
     always = evaluate(sums.always, batch, seq)
-    left = sum(row.bytes_at(batch, seq) for row in left_by(rank))
+    left = sum(row.bytes_at(batch, seq) for row in buffers_after_backward(rank))
     flush = evaluate(sums.flush, batch, seq)
     most = {"forward": 0, "backward": 0}
     at = {"forward": NOWHERE, "backward": NOWHERE, "step": NOWHERE}
@@ -50,7 +50,7 @@ def found_on(rank: Rank, batch: int, seq: int) -> Found:
             backward, at["backward"] = after, NOWHERE
             last = held.after_backward[i]
     step = always + left + evaluate(sums.step, batch, seq)
-    return Found(rank, {"forward": forward, "backward": backward, "step": step}, at, last)
+    return RankPeaks(rank, {"forward": forward, "backward": backward, "step": step}, at, last)
 
 
 def _worst_states(rank: Rank, batch: int, seq: int) -> Iterable[tuple[State, int]]:

@@ -12,9 +12,9 @@ from memcalc.core.rows import COMPONENTS, Item, Row, copied, dims_formula, named
 from memcalc.device.on_device import OnDevice
 from memcalc.engines.rank import Rank
 from memcalc.engines.ranks import ranks
-from memcalc.estimation.found import Found, Key, Sized, left_by
 from memcalc.estimation.names import with_names_of_their_own
-from memcalc.estimation.peaks import found_on
+from memcalc.estimation.peaks import peaks_on
+from memcalc.estimation.rank_peaks import Key, RankPeaks, Sized, buffers_after_backward
 from memcalc.inputs.model import Model
 from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.megatron.schedules import State
@@ -46,11 +46,11 @@ class Report(OnDevice):
         self,
         model: Any,
         setup: Setup,
-        found: Found | None = None,
+        peaks: RankPeaks | None = None,
         given: Mapping[str, Any] | None = None,
         files: FromFiles | None = None,
     ) -> None:
-        """Report on the worst rank of a setup, or on the rank `found`.
+        """Report on the worst rank of a setup, or on the rank of `peaks`.
 
         `given` has the options that `setup` was resolved from, to tell them from defaults; None if `setup` was not resolved
         from options. `files`: what configuration files said of them; None without one.
@@ -65,27 +65,27 @@ class Report(OnDevice):
 
             self.gpu = load_gpu(setup.gpu)
         self._batch, self._seq = setup.micro_batch_size, setup.tokens_per_part
-        self._found = [found] if found else self._worst_of_stages(ranks(model, setup))
-        self.rank_peaks = {one.rank.number: max(one.phases.values()) for one in self._found}
-        self._take(max(self._found, key=lambda one: self.rank_peaks[one.rank.number]))
+        self._peaks_of_ranks = [peaks] if peaks else self._worst_of_stages(ranks(model, setup))
+        self.rank_peaks = {one.rank.number: max(one.phases.values()) for one in self._peaks_of_ranks}
+        self._take(max(self._peaks_of_ranks, key=lambda one: self.rank_peaks[one.rank.number]))
 
-    def _worst_of_stages(self, found: Iterable[Rank]) -> list[Found]:
+    def _worst_of_stages(self, found: Iterable[Rank]) -> list[RankPeaks]:
         """Return for each pipeline stage its rank with the highest peak; of equal peaks, the rank with the highest in
         backward."""
-        worst: dict[int, Found] = {}
+        worst: dict[int, RankPeaks] = {}
         for one in map(self.find, found):
             before = worst.get(one.rank.number)
             if before is None or one.highest() > before.highest():
                 worst[one.rank.number] = one
         return list(worst.values())
 
-    def find(self, rank: Rank) -> Found:
+    def find(self, rank: Rank) -> RankPeaks:
         """Return a rank with its peaks, as `Report` takes it."""
-        return found_on(rank, self._batch, self._seq)
+        return peaks_on(rank, self._batch, self._seq)
 
-    def _take(self, found: Found) -> None:
-        """Make `found` the rank that is reported."""
-        self.rank, self.phases, self._at, self._last = found
+    def _take(self, peaks: RankPeaks) -> None:
+        """Make the rank of `peaks` the one that is reported."""
+        self.rank, self.phases, self._at, self._last = peaks
         self.peak_phase = max(PHASES, key=lambda phase: self.phases[phase])
         self.peak = self.phases[self.peak_phase]
         self.rollout = self._find_rollout()
@@ -160,7 +160,9 @@ class Report(OnDevice):
 
     def each_rank(self) -> list[Report]:
         """Return a report for every pipeline rank, or for the one that `--pp-rank` asks for."""
-        return [self if found.rank is self.rank else Report(self.model, self.setup, found) for found in self._found]
+        return [
+            self if found.rank is self.rank else Report(self.model, self.setup, found) for found in self._peaks_of_ranks
+        ]
 
     def with_setup(self, setup: Setup) -> Report:
         return Report(self.model, setup)
@@ -169,7 +171,7 @@ class Report(OnDevice):
 
     @cached_property
     def _left(self) -> list[Row]:
-        return left_by(self.rank)
+        return buffers_after_backward(self.rank)
 
     def rows_at(self, phase: str) -> list[Row]:
         """Return every row that is alive at the peak of a phase."""
@@ -280,7 +282,7 @@ class Report(OnDevice):
     @cached_property
     def _fullest(self) -> list[Report]:
         """Return the reports of this pipeline rank, the first and the last, each rank once."""
-        ends = (found for found in self._found if found.rank.number in (0, self.setup.pp - 1))
+        ends = (found for found in self._peaks_of_ranks if found.rank.number in (0, self.setup.pp - 1))
         others = [Report(self.model, self.setup, found) for found in ends if found.rank is not self.rank]
         return [self, *others]
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Rollout(NamedTuple):
     """The phases of a rollout on one rank."""
 
-    held: tuple[Row, ...]
+    resident: tuple[Row, ...]
     """The rows that are alive in all of them: weights, optimizer states, a reference, the batch before, and gradients of a step
     that has begun."""
     base: int
-    """The bytes of `held`."""
+    """The bytes of `resident`."""
     parts: tuple[Phase, ...]
 
     @property
@@ -40,7 +40,7 @@ class Rollout(NamedTuple):
     @property
     def rows(self) -> list[Row]:
         """Return every row that is alive at the peak."""
-        return [*self.held, *self.highest.rows]
+        return [*self.resident, *self.highest.rows]
 
 
 def rollout_of(model: Model, setup: Setup, rank: Rank) -> Rollout:

@@ -50,6 +50,10 @@ def _data_parallel(report: Report) -> int:
     return setup.shards if setup.zero else setup.dp * setup.cp
 
 
+def _of_a_node(report: Report) -> int:
+    return min(report.setup.gpus, report.setup.gpus_per_node)
+
+
 def _tokens(report: Report) -> int:
     setup = report.setup
     return setup.micro_batches * setup.micro_batch_size * (setup.seq_len or 0)
@@ -103,6 +107,7 @@ LETTERS: Final[dict[str, Letter]] = {
         Words("GPUs that share a second partition", "共享第二份权重分片的 GPU 数"), _of_setup("zero_hpz_partition_size")
     ),
     "N": Letter(Words("GPUs", "GPU 总数"), _of_setup("gpus")),
+    "g": Letter(Words("GPUs of a node", "一个节点的 GPU 数"), _of_a_node),
     "b": Letter(Words("sequences of a micro-batch", "微批次的序列数"), _of_setup("micro_batch_size")),
     "s": Letter(Words("tokens of a sequence", "序列长度"), _of_setup("seq_len")),
     "m": Letter(Words("micro-batches", "微批次数"), _of_setup("micro_batches")),

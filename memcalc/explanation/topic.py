@@ -87,6 +87,8 @@ class Case:
     differs: Words
     """The reason why the exact number differs, or why there is none."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    apart: Callable[[Asked], tuple[Step, ...]] = lambda _: ()
+    """Returns what exists besides and is no part of the comparison, each with its own name."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ _MEASURED: Final = {
     "P": Words("FLOP that it could do", "该 GPU 的峰值 FLOP/s"),
 }
 """Letters whose values no setup has."""
+_FORMULA: Final = Words(" (the formula; the numbers are an example)", "（公式出处；数值是示例）")
 _AGREE: Final = 1e-4
 NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没有精确值：{error}")
 
@@ -207,7 +210,7 @@ def compared(case: Case, asked: Asked) -> Section:
         return Section(rule.title.said(language), steps, (*said_of(rule, language), case.differs.said(language)))
     exact = case.exact(asked)
     words = _beside(here.result, exact.result, case.differs, language)
-    return Section(rule.title.said(language), (*steps, exact), (*said_of(rule, language), words))
+    return Section(rule.title.said(language), (*steps, exact, *case.apart(asked)), (*said_of(rule, language), words))
 
 
 def _beside(rule: Number, exact: Number, differs: Words, language: str) -> str:
@@ -240,7 +243,9 @@ def _quoted_alone(rule: Rule, words: str, language: str) -> Section:
 
 def _quoted(rule: Rule, language: str) -> Step:
     words = PUBLISHED if rule.quoted.published else EXAMPLE
-    return rule.step(words.said(language), rule.quoted.numbers, rule.quoted.source)
+    quoted = rule.quoted
+    source = quoted.source if quoted.published else quoted.source.removesuffix(FORMULA) + _FORMULA.said(language)
+    return rule.step(words.said(language), quoted.numbers, source)
 
 
 def said_of(rule: Rule, language: str) -> tuple[str, ...]:

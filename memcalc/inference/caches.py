@@ -35,7 +35,7 @@ class Pair(NamedTuple):
     values: Tensor
 
 
-class Kept(NamedTuple):
+class Cached(NamedTuple):
     """The shapes, without tokens, and dtypes of what a layer caches, as its first update was given them."""
 
     scope: str
@@ -57,22 +57,22 @@ class DynamicCache:
         self.full = full
         self.seen = seen
         self.layers: dict[int, Pair] = {}
-        self.kept: dict[int, Kept] = {}
+        self.cached: dict[int, Cached] = {}
         self.numbers: list[Tensor] = []
         self.states: dict[tuple[int, str], Tensor] = {}
         self.cross: dict[int, Pair] = {}
-        self.crossed: dict[int, Kept] = {}
+        self.crossed: dict[int, Cached] = {}
 
     def begin(self, run: Run) -> None:
         """Allocate what an empty cache holds."""
         self.numbers = [window_tensor(run, layer) for layer in self.windows]
         run.memory.layer = None
 
-    def fill(self, run: Run, kept: Mapping[int, Kept], prompt: int) -> None:
+    def fill(self, run: Run, cached: Mapping[int, Cached], prompt: int) -> None:
         """Allocate what the cache holds after `seen` tokens, `prompt` of which came at once."""
-        self.kept = dict(kept)
+        self.cached = dict(cached)
         self.begin(run)
-        for layer, one in kept.items():
+        for layer, one in cached.items():
             held = tokens_held(self.seen, prompt, self.windows.get(layer))
             visible = tokens_kept(self.seen, self.windows.get(layer))
             run.memory.layer, run.memory.scope = layer, one.scope
@@ -94,7 +94,7 @@ class DynamicCache:
         """Run `past_key_values.update`: join the layer's keys and values with the new ones. Returns all of them."""
         layer = m.memory.layer  # a module that several layers share has the number of its owner
         assert layer is not None
-        self.kept.setdefault(layer, kept_of(m, key_states, value_states))
+        self.cached.setdefault(layer, cached_of(m, key_states, value_states))
         past = self.layers.pop(layer, None)
         if layer in self.windows:
             keys = _joined(None if past is None else past.keys, key_states, "keys")
@@ -126,7 +126,7 @@ class DynamicCache:
         """Run the update of the cross-attention's cache: copies of the keys and values."""
         layer = m.memory.layer
         assert layer is not None
-        self.crossed[layer] = kept_of(m, key_states, value_states)
+        self.crossed[layer] = cached_of(m, key_states, value_states)
         self.cross[layer] = Pair(_joined(None, key_states, "keys"), _joined(None, value_states, "values"))
         return self.cross[layer]
 
@@ -162,8 +162,8 @@ class DynamicCache:
         """Return the keys that a mask covers: of the first layer with a window or without one (`get_mask_sizes`)."""
         layer = next(iter(self.windows), self.full) if windowed else self.full
         if layer is None:
-            layer = next((i for i in self.kept if i not in self.windows), 0)
-        seen = self.seen if layer in self.kept or not self.kept else 0
+            layer = next((i for i in self.cached if i not in self.windows), 0)
+        seen = self.seen if layer in self.cached or not self.cached else 0
         past = tokens_kept(seen, self.windows.get(layer))
         return Dim(f"(cached+{queries.name})", past + queries.size) if past else queries
 
@@ -172,11 +172,11 @@ class DynamicCache:
         return None
 
 
-def kept_of(m: Module, key_states: Tensor, value_states: Tensor) -> Kept:
+def cached_of(m: Module, key_states: Tensor, value_states: Tensor) -> Cached:
     """Return the shapes and dtypes of what a layer is given to cache."""
     (batch, heads, _, width), (*_, value_width) = key_states.shape, value_states.shape
     values_dtype = _wider(key_states.dtype, value_states.dtype)
-    return Kept(m.path, (batch, heads, width), (batch, heads, value_width), key_states.dtype, values_dtype)
+    return Cached(m.path, (batch, heads, width), (batch, heads, value_width), key_states.dtype, values_dtype)
 
 
 def windows_of(program: Program) -> tuple[dict[int, int], int | None]:

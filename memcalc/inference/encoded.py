@@ -44,7 +44,7 @@ def decode(program: EncoderDecoder, work: Workload, seen: int, first: Step) -> S
     own, cross = DynamicCache({}, None, seen), DynamicCache({}, None, encoded_tokens(program, work))
     run = begun(program, work, ONE_DIM, work.prompt)
     given = run.add_input(unlabelled(program.inputs(work.batch, Dim("prompt", work.prompt))[0]))
-    own.fill(run, first.kept, decoder_prompt(program, work))
+    own.fill(run, first.cached, decoder_prompt(program, work))
     cross.fill(run, first.crossed, cross.seen)
     own.cross = cross.layers
     hidden = program.hidden

@@ -29,7 +29,7 @@ class Scale(NamedTuple):
 
     batch: int
     computed: DType
-    kept: DType
+    cache_dtype: DType
 
     def nbytes(self, row: StorageRow) -> int:
         """Return the bytes of a block; 0 for a weight."""
@@ -40,7 +40,7 @@ class Scale(NamedTuple):
 
     def dtype(self, row: StorageRow) -> DType:
         """Return the dtype of a block: keys and values of the model's dtype are kept in another one if that is asked for."""
-        return self.kept if row.component == KV and row.dtype is self.computed else row.dtype
+        return self.cache_dtype if row.component == KV and row.dtype is self.computed else row.dtype
 
 
 class On(NamedTuple):

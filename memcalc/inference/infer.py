@@ -111,7 +111,7 @@ def ran(model: Model, asked: Asked) -> Ran:
     first = prefill(copying, work, _cache(program, asked))
     one_by_one = program if asked.batch_size == 1 else copying  # a single row has a kernel that makes no copy
     before = sorted({asked.prompt_len, seen - 1}) if asked.new_tokens else []
-    steps = tuple(decode(one_by_one, work, _cache(program, asked, n), first.kept) for n in before)
+    steps = tuple(decode(one_by_one, work, _cache(program, asked, n), first.cached) for n in before)
     return Ran(program, first, steps, tuple(stages_of(model, asked.pp)))
 
 

@@ -62,7 +62,7 @@ def cache_layers(program: Program) -> tuple[CacheLayer, ...]:
         return _behind_encoder(program)
     windows, full = windows_of(program)
     work = Workload(bf16, program.attention_kinds[0], Dim("batch", 1), 2)
-    kept = prefill(program, work, DynamicCache(windows, full)).kept
+    kept = prefill(program, work, DynamicCache(windows, full)).cached
     windowed: Kind = "chunked" if getattr(program.config, "attention_chunk_size", None) else "sliding"
     out: list[CacheLayer] = []
     for i in range(program.layers):

@@ -91,7 +91,8 @@ def check(given: Mapping[str, Any]) -> Asked:
     for name, allowed in CHOICES.items():
         value = getattr(asked, name)
         if value is not None and value not in allowed:
-            raise InputError(f"{option_name(name)} {quoted(value)}: allowed: {', '.join(allowed)}")
+            also = "; --quantize has weights in fewer bits" if name == "dtype" else ""
+            raise InputError(f"{option_name(name)} {quoted(value)}: allowed: {', '.join(allowed)}{also}")
     for name in ("gpu_memory_utilization", "mem_fraction_static"):
         value = getattr(asked, name)
         if value is not None and type(value) not in (int, float):

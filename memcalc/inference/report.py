@@ -187,7 +187,7 @@ class Inferred:
         """Return the bytes that one token of one sequence adds on the rank, in layers whose window is not full yet."""
         layers = (stage or self.stage).layers
         itemsize = kv_dtype_of(self.asked).itemsize
-        kept = (one for layer, one in self.run.prefill.kept.items() if layer in layers)
+        kept = (one for layer, one in self.run.prefill.cached.items() if layer in layers)
         return (
             sum(one.keys[1].size * one.keys[2].size + one.values[1].size * one.values[2].size for one in kept)
             * itemsize

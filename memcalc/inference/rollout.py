@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
     from memcalc.families.base.program import Program
-    from memcalc.inference.caches import Kept
+    from memcalc.inference.caches import Cached
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
@@ -84,7 +84,7 @@ def _generate(model: Model, setup: Setup, buffer_dtype: DType | None) -> Phase:
     for seen in sorted({sizes.prompt, sizes.prompt + sizes.completion - 2}):
         if seen >= sizes.prompt and sizes.completion > 1:
             cache = DynamicCache(*windows, seen)
-            runs.append(generated(own, setup, buffer_dtype, cache, first.kept, has_positions=has_positions).run)
+            runs.append(generated(own, setup, buffer_dtype, cache, first.cached, has_positions=has_positions).run)
     return max((Phase(GENERATE, highest(run)) for run in runs), key=lambda phase: phase.nbytes)
 
 
@@ -92,7 +92,7 @@ class Generated(NamedTuple):
     """A forward of `generate` with what is sampled from it, and what its layers have cached."""
 
     run: Played
-    kept: Mapping[int, Kept]
+    cached: Mapping[int, Cached]
 
 
 def generated(
@@ -100,7 +100,7 @@ def generated(
     setup: Setup,
     buffer_dtype: DType | None,
     cache: DynamicCache,
-    kept: Mapping[int, Kept],
+    cached: Mapping[int, Cached],
     *,
     has_positions: bool,
 ) -> Generated:
@@ -120,7 +120,7 @@ def generated(
         before = drawn(memory, batch, program.vocab, None)  # type: ignore[attr-defined]
         _input_ids = new_tensor(memory, (batch, so_far), int64, "input_ids so far")
         _longer = _positions(memory, batch, so_far, has_positions)
-        cache.fill(run, kept, sizes.prompt)
+        cache.fill(run, cached, sizes.prompt)
         cache.fill_states(run, program, sizes.prompt)
     else:
         _longer = None
@@ -144,7 +144,7 @@ def generated(
     _longer = _positions(memory, batch, plus(so_far, 1), has_positions)
     drawn(memory, batch, logits.shape[-1], before)
     out = Played(memory, list(memory.log), start)
-    return Generated(out, cache.kept)
+    return Generated(out, cache.cached)
 
 
 def _positions(memory: Memory, batch: Dim, so_far: Dim, has_positions: bool) -> Tensor | None:

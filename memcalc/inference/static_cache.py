@@ -13,7 +13,7 @@ from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import int64
 from memcalc.core.ops.elementwise import like
 from memcalc.core.tensor import Tensor, new_tensor
-from memcalc.inference.caches import COMPONENT, DynamicCache, Kept, Pair, kept_of
+from memcalc.inference.caches import COMPONENT, Cached, DynamicCache, Pair, cached_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,9 +40,9 @@ class StaticCache(DynamicCache):
     def begin(self, run: Run) -> None:
         """Do nothing: layers allocate in their first update."""
 
-    def fill(self, run: Run, kept: Mapping[int, Kept], prompt: int) -> None:
-        self.kept = dict(kept)
-        for layer, one in kept.items():
+    def fill(self, run: Run, cached: Mapping[int, Cached], prompt: int) -> None:
+        self.cached = dict(cached)
+        for layer, one in cached.items():
             run.memory.layer, run.memory.scope = layer, one.scope
             self._allocate(run, layer, one)
         run.memory.layer, run.memory.scope = None, ""
@@ -50,10 +50,10 @@ class StaticCache(DynamicCache):
     def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         layer = m.memory.layer
         assert layer is not None
-        new = kept_of(m, key_states, value_states)
-        self.kept.setdefault(layer, new._replace(value_dtype=key_states.dtype))
+        new = cached_of(m, key_states, value_states)
+        self.cached.setdefault(layer, new._replace(value_dtype=key_states.dtype))
         if layer not in self.layers:
-            self._allocate(m.run, layer, self.kept[layer])
+            self._allocate(m.run, layer, self.cached[layer])
         if layer in self.windows and self.seen >= self.length(layer):
             _roll(self.layers[layer])
         elif layer in self.windows and key_states.shape[2].size > self.length(layer):
@@ -71,7 +71,7 @@ class StaticCache(DynamicCache):
     def length_and(self, run: Run, tokens: Dim) -> Tensor | None:
         return new_tensor(run.memory, (), int64, "tokens so far") if self.numbers else None
 
-    def _allocate(self, run: Run, layer: int, one: Kept) -> None:
+    def _allocate(self, run: Run, layer: int, one: Cached) -> None:
         """Run `lazy_initialization`."""
         batch, heads, width = one.keys
         tokens = Dim("longest", self.length(layer))

@@ -21,7 +21,7 @@ from memcalc.core.ops.elementwise import dropout
 from memcalc.core.tensor import Memory, StorageRow, new_tensor
 from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss, own_head_loss
 from memcalc.families.base.module import Input, Run, after_forward
-from memcalc.inference.caches import DynamicCache, Kept
+from memcalc.inference.caches import Cached, DynamicCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +39,14 @@ class Step(NamedTuple):
     rows: list[StorageRow]
     segments: list[tuple[int, str, int | None]]
     """The places in the log at which another phase or layer begins."""
-    kept: Mapping[int, Kept]
+    cached: Mapping[int, Cached]
     work: Sequence[Work] = ()
     """The products of matrices."""
     streamed: Sequence[Streamed] = ()
     """The other kernels."""
     sent: Sequence[Sent] = ()
     """The collectives."""
-    crossed: Mapping[int, Kept] = MappingProxyType({})
+    crossed: Mapping[int, Cached] = MappingProxyType({})
     """The keys and values of the encoder's tokens that a decoder's layers have cached."""
 
 
@@ -66,15 +66,15 @@ def prefill(program: Program, work: Workload, cache: DynamicCache) -> Step:
 
 
 @without_collections()
-def decode(program: Program, work: Workload, cache: DynamicCache, kept: Mapping[int, Kept]) -> Step:
+def decode(program: Program, work: Workload, cache: DynamicCache, cached: Mapping[int, Cached]) -> Step:
     """Run the forward of one new token of each sequence, after the `cache.seen` tokens before it."""
-    return _run(program, work, ONE_DIM, cache, kept)
+    return _run(program, work, ONE_DIM, cache, cached)
 
 
-def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, kept: Mapping[int, Kept]) -> Step:
+def _run(program: Program, work: Workload, tokens: Dim, cache: DynamicCache, cached: Mapping[int, Cached]) -> Step:
     run = begun(program, work, tokens, cache.seen + tokens.size)
     if cache.seen:
-        cache.fill(run, kept, work.prompt)
+        cache.fill(run, cached, work.prompt)
         cache.fill_states(run, program, work.prompt)
     else:
         cache.begin(run)
@@ -116,7 +116,7 @@ def sampled(run: Run, logits: Tensor, cache: DynamicCache) -> Step:
     next_token_logits = new_tensor(memory, (run.batch, logits.shape[-1]), fp32, "next token logits")
     next_tokens = new_tensor(memory, (run.batch,), int64, "next tokens")
     noted = memory.work, memory.streamed, memory.sent
-    out = Step(list(memory.log), memory.rows, memory.segments, cache.kept, *noted, cache.crossed)
+    out = Step(list(memory.log), memory.rows, memory.segments, cache.cached, *noted, cache.crossed)
     del next_token_logits, next_tokens
     return out
 

@@ -46,7 +46,7 @@ def times_of(inferred: Inferred, method: Method | None, *, served: bool) -> Time
     if gpu is None:
         return Unknown("no GPU is given")
     if not gpu.dense_flops_per_second:
-        return Unknown(f"of {gpu.full_name} only the memory is known; give a GPU of `memcalc gpus`")
+        return Unknown(f"only the memory of {gpu.full_name} is known; give a GPU of `memcalc gpus`")
     per_token, experts = inferred.model.program.routed
     run = Run(
         Rates(gpu, speed_of(gpu.name), _KERNELS, asked.prompt_len or 0),

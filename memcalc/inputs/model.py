@@ -16,6 +16,7 @@ from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
 from memcalc.inputs.left_out import left_out, note
 from memcalc.inputs.quantization import FIELDS, without_quantization
 from memcalc.inputs.towers import text_tower
+from memcalc.units import parse_count
 
 if TYPE_CHECKING:
     from memcalc.families.base.module import Weight
@@ -181,6 +182,8 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
         return _from_hub(text)
     close = nearest(text, model_names(), cutoff=_ALIKE)
     hint = f"did you mean {', '.join(close)}?" if close else "see `memcalc models`"
+    if not close and parse_count(text) is not None:
+        hint = f"for model states alone give it as --params {one_line(text)}; else see `memcalc models`"
     raise InputError(
         f"--model {one_line(text)}: unknown model; {hint} (or a Hub id owner/name, or a path to a config.json)"
     )

@@ -51,7 +51,7 @@ class PrecisionAware(Optimizer):
         return self.weights is bf16 and self.main is fp32
 
     @property
-    def kept(self) -> dict[str, DType]:
+    def state_dtypes(self) -> dict[str, DType]:
         """Return the dtype of each state."""
         return {
             "exp_avg": self.exp_avg,
@@ -62,13 +62,13 @@ class PrecisionAware(Optimizer):
     @property
     def cast(self) -> dict[str, DType]:
         """Return the states that the step casts to fp32."""
-        return {name: dtype for name, dtype in self.kept.items() if dtype not in (fp32, INT16)}
+        return {name: dtype for name, dtype in self.state_dtypes.items() if dtype not in (fp32, INT16)}
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         self.check(implementation)
         out: list[State] = []
         for parameter in parameters:
-            out += [like_parameter(name, parameter, own, SOURCE) for name, own in self.kept.items()]
+            out += [like_parameter(name, parameter, own, SOURCE) for name, own in self.state_dtypes.items()]
             for name, own in self.cast.items():
                 if own is fp8:
                     out.append(like_parameter(f"{name}, transposed", parameter, own, SOURCE))
@@ -94,7 +94,7 @@ class PrecisionAware(Optimizer):
 
     def _kernels(self, memory: Memory, parameter: Parameter, grad_dtype: DType) -> None:
         shape = parameter.shape
-        of = [(shape, own if name not in self.cast else fp32) for name, own in self.kept.items()]
+        of = [(shape, own if name not in self.cast else fp32) for name, own in self.state_dtypes.items()]
         streams(memory, "multi_tensor_adam", (shape, grad_dtype), *[(shape, self.weights)] * 2, *of, *of)
         for name, own in self.cast.items():
             streams(memory, f"{name}.float", (shape, own), (shape, fp32))

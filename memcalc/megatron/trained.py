@@ -32,7 +32,7 @@ class Trained(NamedTuple):
         return self._replace(of_layers=self.of_layers[start : start + layers])
 
     @property
-    def held(self) -> dict[int | None, frozenset[str]]:
+    def frozen_by_layer(self) -> dict[int | None, frozenset[str]]:
         """Return the frozen names by layer."""
         named = {None: self.of_ends, **dict(enumerate(self.of_layers))}
         return {layer: names for layer, names in named.items() if names}

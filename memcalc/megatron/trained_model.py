@@ -35,7 +35,7 @@ class TrainedGPTModel(GPTModel):
         super().__init__(a, layout)
         assert layout.trained is not None
         self.trained: Trained = layout.trained
-        self.held = self.trained.held
+        self.held = self.trained.frozen_by_layer
 
     @property
     def lora(self) -> Adapters | None:

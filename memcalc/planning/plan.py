@@ -71,7 +71,7 @@ def plan(
     gpu, gpus = options.pop("gpu", None), options.pop("gpus", None)
     most, fixed = limits_of(options)
     names, counts = gpu_names(gpu), gpu_counts(gpus, int(options.get("gpus_per_node") or 8))
-    goal = Goal(tokens, days, price, budget, objective)
+    goal = _checked(Goal(tokens, days, price, budget, objective), names)
     top = _whole("top", top, 1, 1000)
     count = _whole("jobs", (os.cpu_count() or 1) if jobs is None else jobs, 1, 4096)
     if model is None:
@@ -81,7 +81,7 @@ def plan(
     base = base_of(fixed, loaded)
     refuse_generation(base, "memcalc plan")
     loaded = tasked(loaded, base)
-    target = _target(goal, names, base, len(names) * len(counts))
+    target = _target(goal, base, len(names) * len(counts))
     given = {**fixed, "seq_len": base.seq_len, "global_batch_size": base.global_batch_size}
     evaluator = Evaluator(loaded, base, given)
     team = workers(evaluator, count)
@@ -166,34 +166,36 @@ def _not_searched(given: str) -> str:
     return f"memcalc plan has no bounds for this engine's layouts; allowed: --engine {engines}, or memcalc estimate {given}"
 
 
-def _target(goal: Goal, gpus: tuple[str, ...], base: Options, clusters: int) -> Target:
-    """Return the target. Raise InputError for a part of it without what it needs."""
+def _checked(goal: Goal, gpus: tuple[str, ...]) -> Goal:
+    """Return a goal in numbers, and the price of each GPU by name. Raise InputError for a part that is wrong by itself."""
     from memcalc.units import parse_count
 
-    prices = prices_of(goal.price, gpus)
     tokens = parse_count(goal.tokens) if isinstance(goal.tokens, str) else goal.tokens
     if goal.tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1):
         raise InputError(f"--tokens {one_line(goal.tokens)}: allowed: a whole number, or one like 300B, 15T")
-    if goal.days is not None and tokens is None:
-        raise InputError(f"--days {one_line(goal.days)}: needs --tokens, what is to be trained on in these days")
-    if goal.budget is not None and prices is None:
-        raise InputError(
-            f"--budget {one_line(goal.budget)}: needs --price, that of one GPU's hour; no price is built in"
-        )
-    if goal.budget is not None and tokens is None:
-        raise InputError(f"--budget {one_line(goal.budget)}: needs --tokens, what is to be trained on with it")
+    if goal.objective is not None and goal.objective not in OBJECTIVES:
+        raise InputError(f"--objective {one_line(goal.objective)}: allowed: {', '.join(OBJECTIVES)}")
+    days = None if goal.days is None else positive("days", goal.days)
+    budget = None if goal.budget is None else positive("budget", goal.budget)
+    return Goal(tokens, days, prices_of(goal.price, gpus), budget, goal.objective)
+
+
+def _target(goal: Goal, base: Options, clusters: int) -> Target:
+    """Return the target of a checked goal. Raise InputError for a part of it without what it needs."""
+    if goal.days is not None and goal.tokens is None:
+        raise InputError(f"--days {goal.days:g}: needs --tokens, what is to be trained on in these days")
+    if goal.budget is not None and goal.price is None:
+        raise InputError(f"--budget {goal.budget:g}: needs --price, that of one GPU's hour; no price is built in")
+    if goal.budget is not None and goal.tokens is None:
+        raise InputError(f"--budget {goal.budget:g}: needs --tokens, what is to be trained on with it")
     objective = goal.objective
     if objective is None:
         sought = clusters > 1 and goal.days is not None
-        objective = ("cost" if prices else "gpus") if sought else "time"
-    if objective not in OBJECTIVES:
-        raise InputError(f"--objective {one_line(objective)}: allowed: {', '.join(OBJECTIVES)}")
-    if objective == "cost" and prices is None:
+        objective = ("cost" if goal.price else "gpus") if sought else "time"
+    if objective == "cost" and goal.price is None:
         raise InputError("--objective cost: needs --price, that of one GPU's hour; no price is built in")
-    days = None if goal.days is None else positive("days", goal.days)
-    budget = None if goal.budget is None else positive("budget", goal.budget)
     per_step = (base.global_batch_size or 1) * (base.seq_len or 1)
-    return Target(objective, per_step, tokens, days, prices, budget)
+    return Target(objective, per_step, goal.tokens, goal.days, goal.price, goal.budget)
 
 
 def _check_any(search: Search, base: Options, counts: tuple[int, ...]) -> None:

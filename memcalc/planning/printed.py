@@ -62,15 +62,19 @@ def _nothing_fits(near: NoFit) -> str:
     capacity = load_gpu(near.layout.gpu).capacity
     over = show_bytes(near.needs - capacity)
     others = (
-        f"; GPUs with so much memory: {', '.join(near.gpus_that_do)}"
+        f"; GPUs that have so much: {', '.join(near.gpus_that_do)}"
         if near.gpus_that_do
         else "; no known GPU has so much"
     )
-    more = f", or more than {near.layout.gpus} GPUs, fewer tokens (--seq-len) or another --optimizer"
+    more = f"; or {_more_gpus(near.layout.gpus)}, fewer tokens (--seq-len), another --optimizer or --lora-rank"
     return (
         f"does not fit: the nearest layout needs {show_bytes(near.needs)} of {show_bytes(capacity)}, {over} too much, most of "
         f"it {near.row} ({_degrees(near)}){others}{more}"
     )
+
+
+def _more_gpus(gpus: int) -> str:
+    return f"more than {gpus} GPUs" if gpus > 1 else "several GPUs"
 
 
 def _degrees(near: NoFit) -> str:
@@ -83,10 +87,10 @@ def _misses(plans: Plans, best: Plan) -> str:
     target = plans.target
     words: list[str] = []
     if target.days is not None and best.days is not None:
-        words.append(f"{best.days:,.1f} days, the target is {target.days:g}")
+        words.append(f"{show_days(best.days)}, the target is {_some(target.days, 'day')}")
     if target.budget is not None and best.cost is not None:
         words.append(f"{best.cost:,.0f} of the budget of {target.budget:,.0f}")
-    where = f"{best.layout.gpus} GPUs, {name_of(best)}"
+    where = f"{_some(best.layout.gpus, 'GPU')}, {name_of(best)}"
     return f"it fits, but misses the target: the best layout takes {' and '.join(words)} ({where})"
 
 
@@ -98,7 +102,7 @@ def _table(plans: Plans, width: int) -> list[str]:
         where = "" if single else f"{one.layout.gpus} × {one.layout.gpu}: "
         out += _wrapped(f"{one.rank}. {where}{name_of(one)}", width)
         mfu = "" if time["mfu"] is None else f", MFU {time['mfu']:.0%}"
-        goal = "" if one.days is None else f" · {one.days:,.1f} days, {one.gpu_hours:,.0f} GPU hours"
+        goal = "" if one.days is None else f" · {show_days(one.days)}, {one.gpu_hours:,.0f} GPU hours"
         cost = (
             ""
             if one.cost is None
@@ -107,12 +111,30 @@ def _table(plans: Plans, width: int) -> list[str]:
             else f" · {one.cost:,.4g} a step"
         )
         span = f"{show_seconds(one.seconds)} ({show_seconds(time['low'])} to {show_seconds(time['high'])})"
-        first = f"   {_bar(one)}  {span}{mfu} · {show_bytes(memory['device'])}"
-        wide = len(first + goal + cost) > width
-        out += [first, *_wrapped(f"   {(goal + cost).removeprefix(' · ')}", width)] if wide else [first + goal + cost]
+        first, more = f"{span}{mfu} · {show_bytes(memory['device'])}", (goal + cost).removeprefix(" · ")
+        out += _beside_a_bar(_bar(one), [first, more] if more else [first], width)
     used = {part for one in plans.plans for part in _LETTERS if _share(one, part) * _BAR >= 0.5}
     legend = " · ".join(f"{_LETTERS[part]} {_WORDS[part]}" for part in _LETTERS if part in used)
     return [*out, f"   {legend}"]
+
+
+def _beside_a_bar(bar: str, parts: list[str], width: int) -> list[str]:
+    """Return a plan's numbers in as few lines as the width has room for: beside its bar, or below it."""
+    whole, first = f"   {bar}  {' · '.join(parts)}", f"   {bar}  {parts[0]}"
+    if len(whole) <= width:
+        return [whole]
+    beside = len(first) <= width
+    below = parts[1:] if beside else parts
+    return [first if beside else f"   {bar}", *(line for part in below for line in _wrapped(f"   {part}", width))]
+
+
+def _some(count: float, noun: str) -> str:
+    return f"{count:g} {noun}{'' if count == 1 else 's'}"
+
+
+def show_days(days: float) -> str:
+    """Return a time in days, below two in hours: three digits."""
+    return f"{days:,.3g} days" if days >= 2 else f"{24 * days:,.3g} hours"
 
 
 def _share(one: Plan, part: str) -> float:

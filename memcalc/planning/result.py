@@ -175,7 +175,7 @@ def plans_of(
     following = [*made[1:], None][: len(made)]
     plans = tuple(one._replace(why=why_better(one, other, target)) for one, other in zip(made, following, strict=True))
     points = tuple(Point(seconds, nbytes) for _, seconds, nbytes in search.fitting)
-    nothing = search.complete and not plans and not search.fitting and bool(search.near)
+    nothing = search.complete and not plans and not search.fitting and missing is None and bool(search.near)
     no_fit = nearest_of(search.near, evaluator) if nothing else None
     best_missing = None if missing is None else _made(1, missing, target, evaluator)
     return Plans(

@@ -19,6 +19,10 @@ _PARTS: Final = {
 }
 
 
+_EQUAL: Final = 5e-4
+"""The share of a step below which two times are told as equal: it would be printed as 0.0%."""
+
+
 def name_of(plan: Plan) -> str:
     """Return a layout in a few words: "megatron, tp 8, pp 4, dp 2, ZeRO 1"."""
     one = plan.layout
@@ -48,20 +52,25 @@ def why_better(plan: Plan, other: Plan | None, target: Target) -> str:
     elif target.objective == "gpus" and plan.layout.gpus != other.layout.gpus:
         words.append(f"it takes {plan.layout.gpus} GPUs, number {other.rank} {other.layout.gpus}")
     less = other.seconds - plan.seconds
-    than = f"a step takes {show_seconds(plan.seconds)}, {show_seconds(abs(less))} "
-    words.append(
-        than + f"{'less' if less >= 0 else 'more'} than number {other.rank}'s ({abs(less) / other.seconds:.1%})"
-    )
+    words.append(f"a step takes {show_seconds(plan.seconds)}, {_beside(less, other)}")
     gains = {part: theirs["breakdown"][part] - own["breakdown"][part] for part in _PARTS}
     part = max(gains, key=lambda name: gains[name] * (1 if less >= 0 else -1))
     gain = gains[part]
-    if gain:
+    if gain and abs(less) >= _EQUAL * other.seconds:
         words.append(f"with {show_seconds(abs(gain))} {'less' if gain > 0 else 'more'} {_PARTS[part]}")
     room = other.device - plan.device
     words.append(
         f"{'and' if room >= 0 else 'but'} needs {show_bytes(abs(room))} {'less' if room >= 0 else 'more'} memory"
     )
     return ", ".join(words)
+
+
+def _beside(less: float, other: Plan) -> str:
+    """Return by how much a step is shorter than another plan's."""
+    if abs(less) < _EQUAL * other.seconds:
+        return f"as long as number {other.rank}'s"
+    share = f"{abs(less) / other.seconds:.1%}"
+    return f"{show_seconds(abs(less))} {'less' if less >= 0 else 'more'} than number {other.rank}'s ({share})"
 
 
 def _largest(plan: Plan) -> str:

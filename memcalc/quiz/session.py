@@ -17,6 +17,7 @@ Outcome = Literal["right", "wrong", "skipped"]
 
 _HINT: Final = "?"
 _END: Final = ("q", "quit", "exit", "退出")
+_SKIP: Final = ("", "s", "skip", "跳过")
 _RIGHT: Final = Words("Right.", "正确。")
 _WRONG: Final = Words("Not right.", "不对。")
 _SKIPPED: Final = Words("Skipped.", "已跳过。")
@@ -65,7 +66,7 @@ def _asked(question: Question, read: ReadLine, printer: Printer) -> Outcome | No
         if line.strip() in (_HINT, "？"):
             printer.text(question.hint)
             continue
-        if not line.strip():
+        if line.strip().lower() in _SKIP:
             break
         try:
             judged = judge(question, line)

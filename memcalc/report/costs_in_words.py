@@ -59,7 +59,7 @@ def _packages(before: Setup, after: Setup) -> list[str]:
         return []
     values = [(names, getattr(before, option), getattr(after, option)) for option, names in _PACKAGES.items()]
     needed = [names[now] for names, then, now in values if now != then and now in names]
-    return [f"needs the package {name}" for name in dict.fromkeys(needed)]
+    return [f"needs {name}" for name in dict.fromkeys(needed)]
 
 
 def _machines(before: Setup, after: Setup) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from memcalc.report.all_ranks import rank_columns
 from memcalc.report.defaults import default_lines
 from memcalc.report.notes import notes
-from memcalc.report.per_layer import shares
+from memcalc.report.per_layer import calls_of, shares
 from memcalc.report.title import setup_line
 from memcalc.report.verdict import verdict_lines
 from memcalc.units import show_bytes
@@ -46,7 +46,7 @@ def markdown_text(report: Report, *, per_layer: bool = False, all_ranks: bool = 
     if per_layer:
         header = ("axis", "phase", "collective", "what", "calls", "payload", "wire", "formula")
         of_layers = [
-            (*_words(one.collective), f"{one.calls:.3g}", one.payload, one.wire, one.formula) for one in shares(report)
+            (*_words(one.collective), calls_of(one), one.payload, one.wire, one.formula) for one in shares(report)
         ]
         blocks += [["## What one layer sends"], _table(header, of_layers)] if of_layers else []
     if all_ranks:

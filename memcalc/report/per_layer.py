@@ -36,6 +36,11 @@ class Share(NamedTuple):
     def wire(self) -> int:
         return wire_bytes(self.collective.collective, self.collective.group_size, self.payload)
 
+    @property
+    def has_own_calls(self) -> bool:
+        """Return False if the layer's bytes are in calls that carry other layers' too, as those of buckets."""
+        return self.calls == round(self.calls) and (self.collective.shares is None or self.collective.layer is not None)
+
 
 def shares(report: Report) -> list[Share]:
     """Return a layer's part of every collective that layers send, and the sends between stages."""
@@ -77,11 +82,27 @@ def _in_named_dims(c: Collective, whole: int, weights: str) -> str:
     return f"{c.payload / (whole * itemsize):.4g}·{sum_}·{itemsize} B"
 
 
+def show_calls(own: float, *, has_part: bool) -> str:
+    """Return a layer's own calls, and "part" if it has a part of calls that layers share: nothing is called 0.4 times."""
+    if has_part:
+        return f"{own:.3g}+{PART}" if own else PART
+    return f"{own:.3g}"
+
+
+def calls_of(share: Share) -> str:
+    """Return the calls of a layer's part in words."""
+    return show_calls(share.calls if share.has_own_calls else 0, has_part=not share.has_own_calls)
+
+
+PART: Final = "part"
+_OF_SEVERAL: Final = f"{PART}: in calls that layers share, as those of buckets; payload and wire are those of one layer"
+
+
 class Total(NamedTuple):
     """The sums of one layer over an axis, or the mean of the layers if they differ; for sends between stages, the stage's."""
 
     what: str
-    calls: float
+    calls: str
     payload: int
     wire: int
 
@@ -89,10 +110,10 @@ class Total(NamedTuple):
 def _total(own: list[Share], layers: int) -> Total:
     differ = any(share.layers not in (0, layers) for share in own)
     part = [(share, share.layers / layers if differ else 1) for share in own]
-    calls, payload, wire = (
-        sum(getattr(share, name) * of for share, of in part) for name in ("calls", "payload", "wire")
-    )
-    return Total(f"mean of {layers} layers" if differ else "", calls, round(payload), round(wire))
+    payload, wire = (sum(getattr(share, name) * of for share, of in part) for name in ("payload", "wire"))
+    calls = sum(share.calls * of for share, of in part if share.has_own_calls)
+    words = show_calls(calls, has_part=not all(share.has_own_calls for share in own))
+    return Total(f"mean of {layers} layers" if differ else "", words, round(payload), round(wire))
 
 
 def _what(share: Share, layers: int) -> str:
@@ -105,8 +126,8 @@ _WIDE: Final = 120  # columns that the whole table needs; in fewer, a collective
 
 
 def per_layer_table(report: Report, width: int) -> list[RenderableType]:
-    """Return the table with a row for each collective and a total for each axis, and a line that names the columns left out for
-    the width."""
+    """Return the table with a row for each collective and a total for each axis, a line on calls that layers share, and one that
+    names the columns left out for the width."""
     rows = shares(report)
     if not rows:
         return [Text("per layer: no layer sends anything")]
@@ -122,10 +143,8 @@ def per_layer_table(report: Report, width: int) -> list[RenderableType]:
     if wide:
         table.add_column("formula", overflow="fold")
 
-    def add(
-        words: tuple[str, str, str], what: str, calls: float, sizes: tuple[int, int], each: str, style: str
-    ) -> None:
-        shown = [f"{calls:.3g}", *(show_bytes(size) for size in sizes)][: len(numbers.names)]
+    def add(words: tuple[str, str, str], what: str, calls: str, sizes: tuple[int, int], each: str, style: str) -> None:
+        shown = [calls, *(show_bytes(size) for size in sizes)][: len(numbers.names)]
         if wide:
             table.add_row(*words, what, *shown, Folded(each), style=style)
         else:
@@ -134,8 +153,10 @@ def per_layer_table(report: Report, width: int) -> list[RenderableType]:
     for share in rows:
         c = share.collective
         words = (c.axis, c.phase, c.collective)
-        add(words, _what(share, report.rank.layers), share.calls, (share.payload, share.wire), share.formula, "")
+        calls = calls_of(share)
+        add(words, _what(share, report.rank.layers), calls, (share.payload, share.wire), share.formula, "")
     for axis in dict.fromkeys(share.collective.axis for share in rows):
         total = _total([share for share in rows if share.collective.axis == axis], report.rank.layers)
         add((axis, "all", ""), total.what, total.calls, (total.payload, total.wire), "", "bold")
-    return [table, *([Text(left_out)] if left_out else [])]
+    several = [] if all(share.has_own_calls for share in rows) else [Folded(_OF_SEVERAL)]
+    return [table, *several, *([Text(left_out)] if left_out else [])]

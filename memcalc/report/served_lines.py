@@ -35,7 +35,8 @@ def served_lines(inferred: Inferred) -> list[str]:
     times = inferred.times
     if isinstance(times, Unknown):
         return [*out, f"time: not known, because {times.missing}"]
-    line = f"time: the first token after {show_seconds(times.prefill)}"
+    known = "time if it fitted" if inferred.fits is False else "time"
+    line = f"{known}: the first token after {show_seconds(times.prefill)}"
     if times.decode is not None and times.tokens_per_second is not None:
         line += f", then {_rate(times.tokens_per_second)} tokens/s, a step in {show_seconds(times.decode)}"
     return [*out, line]

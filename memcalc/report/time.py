@@ -39,9 +39,18 @@ def time_lines(report: Report) -> list[RenderableType]:
     unit = "tokens" if report.model.program.has_sequence else "images"
     verb = "would take" if report.fits is False else "takes"
     text = Text(f"a step {verb} {show_seconds(time.seconds)}", style="bold")
-    text.append(f" ({show_seconds(time.low)} to {show_seconds(time.high)})", "not bold")
+    text.append(f" ({show_range(time)})", "not bold")
     text.append(f": {per_gpu:,.0f} {unit}/s per GPU{_mfu(time)}; {_parts(time)}", "not bold")
     return [Folded(text)]
+
+
+def show_range(time: StepTime) -> str:
+    """Return the range of a step's time in words: what it is, and why it ends at the estimate if it does."""
+    ends = f"{show_seconds(time.low)} to {show_seconds(time.high)}"
+    if time.low < time.seconds < time.high:
+        return f"{ends}, by published runs"
+    kind = "faster" if time.low == time.seconds else "slower"
+    return f"{ends}; no published run of its kind was {kind} than its estimate"
 
 
 def _mfu(time: StepTime) -> str:

@@ -81,8 +81,7 @@ def _reasons(verdict: Verdict) -> list[str]:
     if verdict.answer == "fits":
         return [f"fits even if the estimate is {show_bytes(one.margin)} too low (its stated error)"]
     if verdict.answer == "tight":
-        assert verdict.run is not None
-        if not verdict.gives_back:
+        if verdict.run is None or not verdict.gives_back:
             error = f"if the estimate is {show_bytes(one.margin)} too low (its stated error)"
             return [f"{error}, the allocator has to free cached memory, which takes time"]
         often = f"{verdict.run.retried} times in every step" if verdict.run.retried else "in the first steps"

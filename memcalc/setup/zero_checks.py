@@ -19,7 +19,7 @@ def check_stage(options: Options, engine: str, *, states_only: bool) -> None:
     engines = ("deepspeed", "fsdp2") if stage > 1 else ("deepspeed",)
     if options.engine is None and engine == "none":
         named = " or ".join(f"--engine {name} --zero {stage}" for name in engines)
-        why = "1 GPU has no other to shard with, and buffers are those of an engine that is named"
+        why = "1 GPU has nothing to shard, and the buffers are those of an engine, which is to be named"
         refuse("zero", stage, f"{why}; allowed: 0, more --gpus, or {named}")
     if engine in ("none", "ddp", "colossalai", "data-parallel", "parameter-server"):
         refuse("zero", stage, f"engine {engine} shards nothing; allowed: 0, or --engine {' or '.join(engines)}")

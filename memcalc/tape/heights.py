@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Heights(NamedTuple):
-    """The amounts of a step that could be a peak, by phase. `saved` is the amount at the end of forward, `left` at the
+    """The amounts of a step that could be a peak, by phase. `saved` is the amount at the end of forward, `after_backward` at the
     end of backward."""
 
     forward: list[int]
     backward: list[int]
     saved: int
-    left: int
+    after_backward: int
 
 
 class Raise(NamedTuple):
@@ -154,7 +154,7 @@ class _Raised:
     def block(self, name: str, dim: str, elements: int, dtype: DType) -> _Block:
         return _Block(self, elements * dtype.itemsize)
 
-    def kept(self, number: int) -> _Kept:
+    def block_of_run(self, number: int) -> _Kept:
         return _Kept(self, number)
 
     def stays(self, block: object) -> None:

@@ -37,7 +37,7 @@ class Recorded:
 
     @cached_property
     def _weights(self) -> list[tuple[Where, int]]:
-        return [((weight.name, weight.layer), numel(weight.held)[0]) for weight in self.program.weights()]
+        return [((weight.name, weight.layer), numel(weight.stored_shape)[0]) for weight in self.program.weights()]
 
     @cached_property
     def _shallow(self) -> Trace:
@@ -99,8 +99,8 @@ class Played(Profile):
         return self._moments([self._heights.saved], len(self.forward) + len(self.backward))[0]
 
     @cached_property
-    def left(self) -> Moment:  # type: ignore[override]
-        return self._moments([self._heights.left], len(self.forward) + len(self.backward) + 1)[0]
+    def after_backward(self) -> Moment:  # type: ignore[override]
+        return self._moments([self._heights.after_backward], len(self.forward) + len(self.backward) + 1)[0]
 
     @staticmethod
     def _moments(amounts: list[int], first: int) -> tuple[Moment, ...]:

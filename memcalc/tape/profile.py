@@ -112,12 +112,12 @@ class Profile:
     def __init__(self, run: Trace) -> None:
         from memcalc.tape.peaks import peaks
 
-        forward, backward, saved, left = peaks(run)
+        forward, backward, saved, after_backward = peaks(run)
         self.run = run
         self.forward = moments_of(forward)
         self.backward = moments_of(backward)
         self.saved = Moment(*bytes_of(saved), run.forward_end)
-        self.left = Moment(*bytes_of(left), len(run.log))
+        self.after_backward = Moment(*bytes_of(after_backward), len(run.log))
         """The moment after backward. Modules may keep more than parameters and buffers then, and so may a graph that
         has run."""
         self._rows: dict[int, list[Row]] = {}
@@ -136,7 +136,7 @@ class Profile:
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        return (*self.forward, *self.backward, self.saved, self.left)
+        return (*self.forward, *self.backward, self.saved, self.after_backward)
 
     def rows(self, moment: Moment) -> list[Row]:
         """Return the rows alive at a moment, one row for equal blocks of all layers."""

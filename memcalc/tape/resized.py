@@ -66,8 +66,8 @@ class Base:
                     first.append(Kind(row.shape[0], row.dtype, row.component))
                 times = 1 + self.run.repeated.more if block in copies else 1
                 sizes[block] = times << WIDTH + _DIGIT * kind
-        forward, backward, saved, left = peaks(self.run, sizes)
-        ends = tuple(_counts(one, len(kinds)) for one in (saved, left))
+        forward, backward, saved, after_backward = peaks(self.run, sizes)
+        ends = tuple(_counts(one, len(kinds)) for one in (saved, after_backward))
         return Moments(tuple(first), _highest(forward, len(kinds)), _highest(backward, len(kinds)), *ends)
 
 
@@ -78,7 +78,7 @@ class Moments(NamedTuple):
     forward: Mapping[Counts, int]
     backward: Mapping[Counts, int]
     saved: Counts
-    left: Counts
+    after_backward: Counts
 
 
 class Resized(Profile):
@@ -100,7 +100,7 @@ class Resized(Profile):
         self.forward = moments_of(amounts(moments.forward))
         self.backward = moments_of(amounts(moments.backward))
         self.saved = Moment(*bytes_of(_sum(moments.saved, sizes)), base.run.forward_end)
-        self.left = Moment(*bytes_of(_sum(moments.left, sizes)), len(base.run.log))
+        self.after_backward = Moment(*bytes_of(_sum(moments.after_backward, sizes)), len(base.run.log))
 
     @property
     def pads_queries(self) -> bool:

@@ -33,7 +33,7 @@ class Out(Protocol):
         """Allocate a block of the engine with this many elements; it belongs to no layer."""
         ...
 
-    def kept(self, number: int) -> object:
+    def block_of_run(self, number: int) -> object:
         """Refer to a block of the run from here on."""
         ...
 
@@ -151,7 +151,7 @@ class Rewriting:
     def block(self, name: str, dim: str, elements: int, dtype: DType) -> Block:
         return Block(self.memory, StorageRow((Dim(dim, elements),), dtype, "gathered", "", name, None))
 
-    def kept(self, number: int) -> Kept:
+    def block_of_run(self, number: int) -> Kept:
         return Kept(self, number)
 
     def stays(self, block: object) -> None:

@@ -2,8 +2,9 @@
 
 docs/generate.py makes the file from tests/published_step_times.json. A setup takes the range of the published runs of its
 engine on its GPU's architecture, with or without a pipeline. If there are fewer than five, it takes the widest range of
-all engines' runs there, else of all runs there, else of all runs. So do fp32 and GPUs whose speed is assumed: all
-published runs are in 16 bits on GPUs whose speed was measured.
+all engines' runs there, else of all runs on the architecture, else of all runs: the first of these that has five. So do fp32
+and GPUs whose speed is assumed: all published runs are in 16 bits on GPUs whose speed was measured. A range has the estimate
+itself in it, so it begins there if all runs were slower than their estimates.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from memcalc.hardware.speed import speed_of
 from memcalc.inputs.files import read_bundled
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from memcalc.inputs.gpu import GPU
     from memcalc.setup.setup import Setup
 
@@ -50,10 +53,18 @@ def _kinds() -> tuple[_Kind, ...]:
 def range_of(setup: Setup, gpu: GPU) -> Range:
     """Return the range of a setup's time on a GPU."""
     here = [kind for kind in _kinds() if kind.architecture == gpu.architecture]
-    comparable = setup.precision != "fp32" and speed_of(gpu.name).basis == "measured"
-    for kind in here if comparable else ():
-        if kind.engine == setup.engine and kind.pipeline == (setup.pp > 1) and kind.rows >= _ENOUGH:
-            return Range(kind.low, kind.high, kind.rows)
     alike = [kind for kind in here if kind.pipeline == (setup.pp > 1)]
-    others = alike or here or _kinds()
-    return Range(min((kind.low for kind in others), default=1.0), max((kind.high for kind in others), default=1.0), 0)
+    comparable = setup.precision != "fp32" and speed_of(gpu.name).basis == "measured"
+    own = [kind for kind in alike if kind.engine == setup.engine] if comparable else []
+    if _runs(own) >= _ENOUGH:
+        return Range(*_widest(own), _runs(own))
+    others = next((kinds for kinds in (alike, here) if _runs(kinds) >= _ENOUGH), _kinds())
+    return Range(*_widest(others), 0)
+
+
+def _runs(kinds: Iterable[_Kind]) -> int:
+    return sum(kind.rows for kind in kinds)
+
+
+def _widest(kinds: Collection[_Kind]) -> tuple[float, float]:
+    return min(kind.low for kind in kinds), max(kind.high for kind in kinds)

@@ -59,7 +59,7 @@ def step_time(report: Report) -> StepTime | Unknown:
     if setup.servers is not None:
         return Unknown("the servers' hosts and links are not known")
     if not gpu.dense_flops_per_second:
-        return Unknown(f"of {gpu.full_name} only the memory is known; give a GPU of `memcalc gpus`")
+        return Unknown(f"only the memory of {gpu.full_name} is known; give a GPU of `memcalc gpus`")
     rates = rates_of(setup, gpu)
     whole = _of_all_ranks(report)
     ranks = _rank_times(whole, rates)

@@ -21,7 +21,7 @@ def tuned(model: Model, chosen: Chosen) -> Model:
         return model
     key = "tuned", tuning
     if key not in whole.profiles:
-        from memcalc.tuning.made import made  # most runs train the whole model
+        from memcalc.tuning.build import build_tuned  # most runs train the whole model
 
-        whole.profiles[key] = made(whole, tuning)
+        whole.profiles[key] = build_tuned(whole, tuning)
     return whole.profiles[key]

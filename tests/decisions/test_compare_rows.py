@@ -53,6 +53,15 @@ def test_the_best_is_marked(stages: Compared, label: str, read: Any, best: Any) 
     assert lines(stages)[label].best == marked
 
 
+def test_components_of_different_moments_have_no_best(stages: Compared) -> None:
+    """DeepSpeed's ZeRO-1 has no saved activations at its peak, the end of backward, and saves as many as ZeRO-2."""
+    found = lines(stages)
+    assert len(set(found["saved activations"].cells)) > 1
+    for component in ("parameters", "gradients", "optimizer states", "saved activations", "buffers", "temporaries"):
+        assert not found[component].best
+    assert found["peak"].best
+
+
 def test_equal_values_have_no_best() -> None:
     compared = memcalc.compare("llama-7b", gpus=8, zero=3, gpu="h100-80gb", clip_grad_norm=False, pp_rank=[None, 0])
     assert not any(line.best for line in value_lines(compared))

@@ -29,7 +29,7 @@ def test_the_value_and_what_stops_the_next_one(columns: int, monkeypatch: pytest
     assert found.next is not None and found.report.headroom is not None
     assert f"micro-batch-size {found.value} is the largest that fits" in text
     assert f"{show_bytes(found.report.headroom)} to spare" in text
-    assert f"micro-batch-size {found.next.value} needs {show_bytes(found.next.over_by)} too much" in text
+    assert f"micro-batch-size {found.next.value} needs {show_bytes(found.next.over_by)} more than there is" in text
     assert show_bytes(found.next.row.grows_by) in text
     assert "others are not searched" in text
     assert "what makes it fit" not in text

@@ -56,6 +56,23 @@ def test_a_command_is_found_with_its_arguments() -> None:
     assert [arguments(line) for line in commands(text)] == [("estimate", "-m", "a b")]
 
 
+def outside(text: str) -> list[str]:
+    """The lines that start with memcalc in fenced blocks without a language, or with a shell's other names."""
+    blocks = re.findall(r"^```(\S*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    lines = [line for kind, block in blocks if kind in ("", "bash", "shell", "console") for line in block.splitlines()]
+    return [line for line in lines if re.match(r"\s*(\$ )?memcalc\s", line)]
+
+
+@pytest.mark.parametrize("page", list(BY_PAGE))
+def test_commands_stand_where_a_test_runs_them(page: str) -> None:
+    assert outside((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_a_command_outside_of_the_blocks_that_run_is_found() -> None:
+    text = "```sh\nmemcalc a b\n```\n\n```\nmemcalc c d\n```\n\n```bash\n$ memcalc e f\n```\n"
+    assert outside(text) == ["memcalc c d", "$ memcalc e f"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page, found in BY_PAGE.items() if found])
 def test_every_command_of_a_page_runs(

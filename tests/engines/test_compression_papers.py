@@ -50,7 +50,7 @@ def test_powersgd(shapes: list[Shape], rank: int, times: int) -> None:
     bucket = under_hook(setup, fp32, shapes)
     sent = sum(each.elements for each in bucket.sent)
     assert round(bucket.whole / sent) == times
-    assert sum(n for name, n in bucket.kept if name != "PowerSGD's errors (error_dict)") < sent
+    assert sum(n for name, n in bucket.states if name != "PowerSGD's errors (error_dict)") < sent
 
 
 def test_one_matrix_of_the_paper() -> None:

@@ -20,6 +20,7 @@ from memcalc.explanation.step import Section
 from memcalc.explanation.topic import Rule, sections_of
 from memcalc.explanation.topics import TOPICS, activations, adam, ddp, mfu, sequence_parallel, tensor_parallel, zero
 from memcalc.explanation.words import LANGUAGES, Words
+from memcalc.inputs.model import model_names
 from memcalc.timing.step import StepTime
 
 NAMES = [
@@ -262,6 +263,14 @@ def test_the_exact_bytes_sent_are_the_reports() -> None:
 def test_states_alone_are_enough_for_zeros_memory() -> None:
     sections = sections_of(TOPICS["zero"], None, "7.5B", {"gpus": 64}, "en")
     assert [exact_of(section) / 1e9 for section in sections[1:4]] == [31.40625, 16.640625, 1.875]
+
+
+def test_a_topics_own_model_does_not_have_the_name_of_another() -> None:
+    """Fields without a name are called by their type, which may be a bundled model's name, too: gpt2."""
+    for name in TOPICS:
+        model = memcalc.load_model(TOPICS[name].model)
+        named = model.name in model_names()
+        assert not named or model.num_parameters == memcalc.load_model(model.name).num_parameters, name
 
 
 @pytest.mark.parametrize(

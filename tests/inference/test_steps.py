@@ -52,7 +52,7 @@ def on_paper(fields: dict[str, Any], batch: int, prompt: int, attention: str) ->
     windows, full = windows_of(model.program)
     weights = 2 * model.num_parameters
     first = prefill(model.program, work, DynamicCache(windows, full))
-    steps = [decode(model.program, work, DynamicCache(windows, full, prompt + i), first.kept) for i in range(NEW)]
+    steps = [decode(model.program, work, DynamicCache(windows, full, prompt + i), first.cached) for i in range(NEW)]
     return [(weights + highest(whole(step), size).nbytes, cached(step)) for step in (first, *steps)]
 
 

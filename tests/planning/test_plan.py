@@ -7,8 +7,25 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.planning.printed import show_days
 
 ASKED: dict[str, Any] = {"gpu": "h100-80gb", "gpus": 4, "global_batch_size": 16, "seq_len": 1024, "engine": "megatron"}
+
+
+@pytest.mark.parametrize(
+    ("days", "shown"), [(0.15, "3.6 hours"), (1.9, "45.6 hours"), (2, "2 days"), (298.4, "298 days")]
+)
+def test_a_short_training_takes_hours(days: float, shown: str) -> None:
+    assert show_days(days) == shown
+
+
+def test_times_that_would_differ_by_nothing_are_told_as_equal() -> None:
+    """On one GPU ZeRO's stages only differ by their buffers, as far as a step of this model shows."""
+    found = memcalc.plan("gpt2", gpu="h100-80gb", gpus=1, global_batch_size=8, seq_len=1024, engine="deepspeed", top=2)
+    one, two = found.plans
+    same = abs(two.seconds - one.seconds) < 5e-4 * two.seconds
+    assert (f"as long as number {two.rank}'s" in one.why) is same
+    assert "(0.0%)" not in one.why
 
 
 @pytest.mark.parametrize(
@@ -21,6 +38,10 @@ ASKED: dict[str, Any] = {"gpu": "h100-80gb", "gpus": 4, "global_batch_size": 16,
         ({"objective": "fun"}, "allowed: time, cost, gpus"),
         ({"tokens": "many"}, "--tokens many: allowed: a whole number"),
         ({"tokens": "1B", "days": -1}, "--days -1: allowed: a number above 0"),
+        ({"budget": -3}, "--budget -3: allowed: a number above 0"),  # before what it needs
+        ({"budget": "free", "global_batch_size": None}, "--budget free: allowed: a number above 0"),
+        ({"days": 0}, "--days 0: allowed: a number above 0"),
+        ({"days": 0.5}, "--days 0.5: needs --tokens"),
         ({"price": "a100-80gb=2"}, "has none for h100-80gb"),
         ({"gpus": "8..4"}, "--gpus 8..4: allowed"),
         ({"gpus": "some"}, "--gpus some: allowed"),

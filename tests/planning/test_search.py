@@ -13,10 +13,12 @@ from memcalc.planning.bounds import Bound
 from memcalc.planning.evaluation import Evaluator
 from memcalc.planning.layouts import Layout, Space
 from memcalc.planning.plan import base_of, limits_of
+from memcalc.planning.printed import lines_of
 from memcalc.planning.refusals import refusals_of
 from memcalc.planning.search import outside_of
 from memcalc.setup.resolved import resolve
 from memcalc.timing.step import StepTime
+from memcalc.units import show_bytes
 
 SMALL: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 8,
@@ -72,6 +74,29 @@ def test_the_search_finds_the_best_of_all_layouts(config: dict[str, Any], questi
     parts = ("invalid", "too_large", "misses_target", "unknown", "slower")
     assert sum(counts[part] for part in parts) + len(found.plans) == len(layouts)
     assert counts["too_large"] <= too_large
+
+
+def test_what_fits_and_misses_the_target_is_not_told_as_too_large() -> None:
+    """gpt2-xl's states are too large for one of two GPUs; on the other a step fits, and takes too long."""
+    asked = {"gpus": 1, "global_batch_size": 8, "seq_len": 1024, "engine": "none"}
+    found = memcalc.plan("gpt2-xl", gpu=(GPU, "h100-80gb"), tokens="1T", days=1, **asked)
+    assert not found.plans
+    assert found.to_dict()["layouts"]["too_large"] > 0
+    assert found.no_fit is None
+    assert found.best_missing is not None
+    (line,) = (line for line in lines_of(found, 200) if "the target is 1 day" in line)
+    assert line.startswith("it fits, but misses the target")
+
+
+def test_a_plan_is_as_wide_as_the_terminal() -> None:
+    found = memcalc.plan(SMALL, gpu=GPU, tokens="1B", price=2.5, top=2, **QUESTIONS[0][1])
+    for columns in (45, 50, 80, 140):
+        lines = lines_of(found, columns)
+        assert max(map(len, lines)) <= columns
+        text = " ".join(" ".join(lines).split())
+        for one in found.plans:
+            assert f"costs {one.cost:,.2f}" in text
+            assert show_bytes(one.document["memory"]["device"]) in text
 
 
 def test_a_plan_is_the_estimate_of_its_setup() -> None:

@@ -13,7 +13,7 @@ def test_a_base_in_4_bits_is_proposed_for_adapters() -> None:
     report = memcalc.estimate("llama-3-8b", gpu="16GB", lora_rank=16, precision="bf16", recompute="full")
     (one,) = [one for one in advice(report) if "--quantize" in one.flags]
     assert one.flags == "--quantize nf4 --double-quant"
-    assert "dequantises each weight when it is used · needs the package bitsandbytes" in one.costs
+    assert "dequantises each weight when it is used · needs bitsandbytes" in one.costs
     less = memcalc.estimate(LLAMA, lora_rank=4, precision="bf16", quantize="nf4")
     assert not any("--quantize" in one.flags for one in advice(less))
     assert not any("--quantize" in one.flags for one in advice(memcalc.estimate("llama-7b", precision="bf16")))

@@ -45,6 +45,13 @@ def test_right_wrong_and_skipped_are_counted() -> None:
     assert text.count("Answer: ") == 3
 
 
+@pytest.mark.parametrize("word", ["", "s", "Skip", "跳过"])
+def test_a_question_is_skipped_by_an_empty_line_or_a_word(word: str) -> None:
+    asked = questions(1)
+    _, score = played([word], asked)
+    assert numbers(score) == (0, 0, 1)
+
+
 def test_nothing_is_to_read_where_all_is_right() -> None:
     asked = questions()
     text, score = played([right(each) for each in asked], asked)

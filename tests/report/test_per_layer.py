@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from typing import Any
 
@@ -10,7 +11,8 @@ from command import here
 
 import memcalc
 from memcalc.layout.collectives import Collective
-from memcalc.report.per_layer import shares
+from memcalc.report.per_layer import calls_of, shares, show_calls
+from memcalc.report.table import print_report
 
 H, FFN, KV = 4096, 14336, 1024
 LAYER = 2 * H * H + 2 * H * KV + 3 * H * FFN + 2 * H  # llama-3-8b's
@@ -118,6 +120,33 @@ def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert "tp    all" in table
     nothing = here(capsys, "estimate", "-m", "gpt2", "--per-layer").stdout
     assert "per layer: no layer sends anything" in nothing
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"zero": 1}, {"zero": 3}, {"tp": 2}, {"tp": 2, "zero": 3, "engine": "fsdp2"}], ids=str
+)
+@pytest.mark.parametrize("columns", [80, 140])
+def test_nothing_is_called_a_fraction_of_a_time(
+    options: dict[str, Any], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket has the gradients of several layers, so a layer's bytes are a part of calls."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = memcalc.estimate("llama-3-8b", gpus=8, seq_len=512, **options)
+    file = io.StringIO()
+    print_report(report, rows=False, per_layer=True, verbose=False, file=file)
+    table = file.getvalue().split("Communication of one layer")[1]
+    assert not re.search(r" \d*\.\d+ +\d+\.\d+ [KMG]iB", table)
+    shared = [s for s in shares(report) if not s.has_own_calls]
+    assert len(re.findall(r" part +\d", table)) >= len(shared)
+    assert ("calls that layers share" in " ".join(table.split())) is bool(shared)
+    assert all(calls_of(s) == "part" for s in shared)
+    assert [calls_of(s) for s in shares(report) if s.has_own_calls] == [
+        str(round(s.calls)) for s in shares(report) if s.has_own_calls
+    ]
+
+
+def test_own_calls_and_parts_are_told_apart_in_a_sum() -> None:
+    assert [show_calls(n, has_part=part) for n, part in ((3, False), (3, True), (0, True))] == ["3", "3+part", "part"]
 
 
 def test_gradients_are_those_of_a_step_however_many_micro_batches_it_has() -> None:

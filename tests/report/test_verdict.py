@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.device.verdict import verdict_of
 from memcalc.report.table import print_report
 from memcalc.report.verdict import headline, why
 from memcalc.units import show_bytes
@@ -43,6 +44,20 @@ def test_words(case: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None
     shown = re.sub(r"\s", "", file.getvalue())
     for text in (headline(report, report.verdict), *texts, *why(report)):
         assert re.sub(r"\s", "", text) in shown
+
+
+def test_a_larger_gpu_is_told_of_only_where_the_run_would_take_more() -> None:
+    """In a memory between what the run takes with room and that with its error, nothing is freed if the estimate is right."""
+    report = memcalc.estimate(LARGE, micro_batch_size=4, seq_len=960, gpu="rtx4090")
+    told: list[bool] = []
+    for share in range(90, 106):
+        verdict = verdict_of([report], report.device * share // 100)
+        if verdict.answer == "tight":
+            words = headline(report, verdict)
+            told.append("has to free cached memory" in words)
+            assert told[-1] == (report.device > verdict.capacity), share
+            assert told[-1] or f"{show_bytes(verdict.capacity - report.device)} to spare" in words
+    assert False in told
 
 
 def test_the_document_says_the_same() -> None:

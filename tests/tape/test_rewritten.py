@@ -41,7 +41,7 @@ def test_a_block_between_moves_what_follows() -> None:
 def test_what_the_engine_keeps_goes_when_it_lets_go() -> None:
     out = Rewriting(recorded())
     out.reach(4)
-    kept = out.kept(2)
+    kept = out.block_of_run(2)
     out.reach(6)
     del kept
     assert out.finished().log == [0, 1, ~0, 2, ~1, ~2]
@@ -51,7 +51,7 @@ def test_what_the_engine_keeps_goes_when_it_lets_go() -> None:
 def test_what_something_else_still_has_stays() -> None:
     out = Rewriting(recorded())
     out.reach(4)
-    kept = out.kept(2)
+    kept = out.block_of_run(2)
     del kept
     between = out.block("between", "n", 1, fp32)
     assert out.finished().log == [0, 1, ~0, 2, between.number, ~1, ~2]

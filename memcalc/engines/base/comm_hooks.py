@@ -48,7 +48,7 @@ class Bucket(NamedTuple):
 
     whole: int
     """The elements of the reducer's bucket."""
-    kept: tuple[tuple[str, int], ...]
+    states: tuple[tuple[str, int], ...]
     """The tensors that the hook keeps between steps."""
     passing: tuple[tuple[str, int, DType], ...]
     """The tensors that are alive together when the hook ends, besides the bucket and those that it keeps."""
@@ -136,7 +136,7 @@ def rows_of(buckets: Sequence[Bucket], dtype: DType) -> list[Row]:
     """Return what a hook keeps between steps, a row for each kind."""
     totals: dict[str, int] = {}
     for bucket in buckets:
-        for name, elements in bucket.kept:
+        for name, elements in bucket.states:
             totals[name] = totals.get(name, 0) + elements
     return [
         Row("buffers", name, (Dim("elements", elements),), dtype, basis="modelled", source=POWER_SGD)
@@ -147,7 +147,7 @@ def rows_of(buckets: Sequence[Bucket], dtype: DType) -> list[Row]:
 
 def largest(buckets: Sequence[Bucket]) -> tuple[Row, ...]:
     """Return the rows of what is alive when a hook ends, of the bucket that has most of it."""
-    source = POWER_SGD if buckets[0].kept else CASTS
+    source = POWER_SGD if buckets[0].states else CASTS
     most = max(buckets, key=lambda bucket: sum(n * dtype.itemsize for _, n, dtype in bucket.passing))
     return tuple(
         Row("buffers", name, (Dim("bucket", n),), dtype, life="a bucket's hook", basis="modelled", source=source)
@@ -160,7 +160,7 @@ def sent_by(buckets: Sequence[Bucket], setup: Setup, times: int) -> list[Collect
 
     PowerSGD's hook waits for the GPU (torch.cuda.synchronize) before autograd goes on, so nothing hides what it sends.
     """
-    waits = bool(buckets[0].kept)
+    waits = bool(buckets[0].states)
     out: list[Collective] = []
     for i, (name, _) in enumerate(buckets[0].sent):
         dtype, each = buckets[0].wire, [bucket.sent[i].elements for bucket in buckets]
@@ -198,7 +198,7 @@ class HookedBuckets(NamedTuple):
                 continue
             out.reach(event.after)
             if self.keeps:
-                kept.append(out.kept(event.block))
+                kept.append(out.block_of_run(event.block))
             ready += 1
             _pass(out.block, blocks.get(ready, ()))
 

@@ -332,7 +332,7 @@ def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradie
     shapes = {
         w: shard(w.shape, "(dp/ep)", ranks // ep)
         if ep > 1 and w.component == "experts"
-        else shard(w.held, over(setup), ranks)
+        else shard(w.stored_shape, over(setup), ranks)
         for w in model.weight_classes
     }
     copies = model.copies if component == "parameters" else model.trainable

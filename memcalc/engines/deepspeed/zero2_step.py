@@ -134,7 +134,7 @@ class Reduction:
 
     def take_large(self, event: Ready, size: int) -> object:
         """Return what holds a gradient of `size` elements that the bucket has no room for."""
-        return self.out.kept(event.block)
+        return self.out.block_of_run(event.block)
 
     def backward_is_over(self) -> None:
         self.flush()

@@ -70,7 +70,7 @@ class _Counted:
     def block(self, name: str, dim: str, elements: int, dtype: DType) -> object:
         return _Block(elements)
 
-    def kept(self, number: int) -> object:
+    def block_of_run(self, number: int) -> object:
         return None
 
     def send(self, sent: Sent, after: int) -> None: ...

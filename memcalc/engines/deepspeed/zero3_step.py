@@ -247,7 +247,7 @@ class Step:
     def ready(self, event: Ready) -> None:
         self.now, self.sent = event, event.sent
         self.out.reach(event.after)
-        gradient = self.out.kept(event.block)
+        gradient = self.out.block_of_run(event.block)
         if event.parameter in self.late:
             self.waiting[event.parameter] = gradient
         else:

@@ -33,7 +33,7 @@ STAGE_3: Final = "deepspeed/runtime/zero/stage3.py"
 def sizes_of(model: Model) -> list[int]:
     """Return the elements of every parameter, in definition order; of a quantised one those of its codes."""
     if "sizes" not in model.profiles:
-        model.profiles["sizes"] = [numel(weight.held)[0] for weight in model.program.weights()]
+        model.profiles["sizes"] = [numel(weight.stored_shape)[0] for weight in model.program.weights()]
     return model.profiles["sizes"]
 
 

@@ -77,13 +77,13 @@ def fullest_rank(kinds: tuple[UnitKind, ...]) -> int:
     """Return the rank whose shards have most elements of parameters, and of those the one with most tensors: padding has
     no optimizer states."""
 
-    def held(rank: int) -> tuple[int, int]:
+    def bytes_of(rank: int) -> tuple[int, int]:
         own = [(kind.copies, kind.flat.slices(rank)) for kind in kinds]
         elements = sum(copies * sum(one.elements for one in slices) for copies, slices in own)
         return elements, sum(copies * len(slices) for copies, slices in own)
 
     ranks = kinds[0].flat.ranks if kinds else 1
-    return max(range(ranks), key=lambda rank: (held(rank), -rank))
+    return max(range(ranks), key=lambda rank: (bytes_of(rank), -rank))
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:

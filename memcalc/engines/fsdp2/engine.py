@@ -29,8 +29,8 @@ from memcalc.engines.base.holdings import (
     weights_in_turn,
 )
 from memcalc.engines.fsdp2.backward_units import BackwardUnits
-from memcalc.engines.fsdp2.held import frozen_dtype, shape_in_unit, sharded_dtype
 from memcalc.engines.fsdp2.no_sync import NoSync
+from memcalc.engines.fsdp2.sharded_part import frozen_dtype, shape_in_unit, sharded_dtype
 from memcalc.engines.fsdp2.sizes import padded_elements
 from memcalc.engines.fsdp2.step import STREAMS, ExpertUnits, Sharding
 from memcalc.layout.collectives import Collective, Kind, Overlap

@@ -17,7 +17,7 @@ from memcalc.core.dims import Dim, Shape
 from memcalc.core.dtypes import DType
 from memcalc.core.ops.elementwise import cast, recording
 from memcalc.core.tensor import Tensor, new_tensor
-from memcalc.engines.fsdp2.held import shape_in_unit
+from memcalc.engines.fsdp2.sharded_part import shape_in_unit
 from memcalc.engines.fsdp2.sizes import ShardedDim, resized, sized
 from memcalc.families.base.module import Module, Run
 

@@ -13,7 +13,7 @@ from memcalc.core.unknowns import Undecided
 from memcalc.device.shown import kernels_of, workspaces_of
 from memcalc.engines.ranks import ranks
 from memcalc.estimation.many.polynomials import MOST, Numbers, TooLarge, Values, Wholes, heights_of, total
-from memcalc.estimation.report import PHASES, left_by
+from memcalc.estimation.report import PHASES, buffers_after_backward
 from memcalc.hardware.cost import Unknown, path_of, seconds_of
 from memcalc.layout.collectives import wire_bytes
 
@@ -147,7 +147,7 @@ def _worst(found: list[Rank], values: Values) -> _Found:
     of equal peaks the rank with the highest in backward; of the stages the first with the highest peak."""
     stages: dict[int, _Found] = {}
     for place, rank in enumerate(found):
-        phases = {phase: of.at(values) for phase, of in heights_of(rank, total(left_by(rank))).items()}
+        phases = {phase: of.at(values) for phase, of in heights_of(rank, total(buffers_after_backward(rank))).items()}
         new = _Found(np.full(values.count, place), phases)
         before = stages.get(rank.number)
         if before is not None:

@@ -96,24 +96,24 @@ class Values:
 
 
 class Heights(NamedTuple):
-    """The polynomials of a rank's peak in a phase, in bytes: `held`, which is alive all the time, plus the highest of
+    """The polynomials of a rank's peak in a phase, in bytes: `resident`, which is alive all the time, plus the highest of
     `moments`."""
 
-    held: Poly
+    resident: Poly
     moments: list[Poly]
     after: tuple[Poly, ...] = ()
-    """The totals in bytes after the last moment (`held` is not added to them). One of them can be the peak."""
+    """The totals in bytes after the last moment (`resident` is not added to them). One of them can be the peak."""
 
     def at(self, values: Values) -> Numbers:
         """Return the bytes of the peak for all setups."""
-        highest = values.highest([self.held]) + values.highest(self.moments)
+        highest = values.highest([self.resident]) + values.highest(self.moments)
         return np.maximum(highest, values.highest([*self.after])) if self.after else highest
 
 
 def heights_of(rank: Rank, left: Poly) -> dict[str, Heights]:
     """Return the polynomials of each phase's peak, as `Report` finds it for one setup.
 
-    `left`: the bytes that the model's run leaves after backward (memcalc.estimation.report.left_by).
+    `left`: the bytes that the model's run leaves after backward (memcalc.estimation.rank_peaks.buffers_after_backward).
     """
     sums, held = rank.sums, rank.holdings
     moments: dict[str, set[int]] = {"forward": set(), "backward": set()}

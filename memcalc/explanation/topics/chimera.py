@@ -27,7 +27,7 @@ TWICE: Final = Rule(
 _HELD: Final = Words("parameters on this rank", "该 rank 上的参数")
 
 
-def held(asked: Asked) -> Step:
+def parameters_of_a_rank(asked: Asked) -> Step:
     """Return the parameters of a rank's stages."""
     own = [item for item in asked.report.items if item.component == "parameters"]
     elements = sum(item.nbytes // ITEMSIZES[item.dtype] for item in own)
@@ -57,7 +57,7 @@ TOPIC: Final = Topic(
     cases=(
         Case(
             TWICE,
-            held,
+            parameters_of_a_rank,
             Words(
                 "The first and the last stage also have the embedding and the head, which rank 0 has both of.",
                 "首末阶段还有词嵌入和输出层，rank 0 两者都有。",

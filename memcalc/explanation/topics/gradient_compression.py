@@ -79,7 +79,7 @@ def compressed_times(asked: Asked) -> Step:
     return ratio_step(asked, _TIMES, "gradients/sent", sum(c.payload for c in whole), payload)
 
 
-def kept(asked: Asked) -> Step:
+def states_of_the_hook(asked: Asked) -> Step:
     """Return the bytes that PowerSGD's hook keeps between steps."""
     own = [item for item in asked.report.items if item.name.startswith("PowerSGD's")]
     return exact_step(asked, _KEPT, {item.name.removeprefix("PowerSGD's "): item.nbytes for item in own})
@@ -128,7 +128,7 @@ TOPIC: Final = Topic(
         ),
         Case(
             ERRORS,
-            kept,
+            states_of_the_hook,
             Words("The rest is P and Q.", "多出的部分是 P 和 Q。"),
             {**_HOOK, "comm_hook": "powersgd"},
         ),

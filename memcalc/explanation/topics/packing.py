@@ -61,7 +61,7 @@ def masks(asked: Asked) -> Step:
     return exact_step(asked, _MASKS, {"masks": sum(item.nbytes for item in own)})
 
 
-def given(asked: Asked) -> Step:
+def lengths(asked: Asked) -> Step:
     """Return the bytes that the collator gives for packed rows."""
     own = {item.name: item.nbytes for item in asked.report.items if item.name in _OF_COLLATOR}
     if "seq_idx" not in own:
@@ -101,7 +101,7 @@ TOPIC: Final = Topic(
             Words("In another precision the mask has that one's bytes.", "其他精度下掩码按该精度的字节数计算。"),
             {"attention": "sdpa"},
         ),
-        Case(GIVEN, given, Words("cu_seq_lens are there twice, of 4 bytes.", "cu_seq_lens 有两份，每个 4 字节。")),
+        Case(GIVEN, lengths, Words("cu_seq_lens are there twice, of 4 bytes.", "cu_seq_lens 有两份，每个 4 字节。")),
     ),
     options={"task": "sft", "packing": True, "precision": "bf16"},
 )

@@ -77,7 +77,7 @@ def scales(asked: Asked) -> Step:
     return exact_step(asked, _OF_SCALES, {"scales": _held(asked, of_codes=False)})
 
 
-def kept(asked: Asked) -> Step:
+def gathered_codes(asked: Asked) -> Step:
     """Return the bytes of gathered codes at the end of forward, at its peak."""
     from memcalc.engines.deepspeed.zero3_codes import KEPT as BEFORE
 
@@ -128,7 +128,7 @@ TOPIC: Final = Topic(
     cases=(
         Case(CODES, codes, _OTHERS, _FSDP2),
         Case(SCALES, scales, _OTHERS, _FSDP2),
-        Case(KEPT, kept, _OTHERS, {"engine": "deepspeed"}),
+        Case(KEPT, gathered_codes, _OTHERS, {"engine": "deepspeed"}),
     ),
     options={"gpus": 8, "zero": 3, "quantize": "nf4", "lora_rank": 16, "recompute": "full", "precision": "bf16-mixed"},
 )

@@ -60,7 +60,7 @@ def flops(asked: Asked) -> Step:
     return ratio_step(asked, _FLOPS, "total/(forward + backward)", found["total"], found["forward"] + found["backward"])
 
 
-def kept(asked: Asked) -> Step:
+def saved_share(asked: Asked) -> Step:
     """Return the ratio of the bytes that the layers save to those without recomputation."""
     whole = layers_saved(asked.again(recompute="none", reentrant_checkpoints=None))
     return ratio_step(asked, _KEPT, "full/none", layers_saved(asked.report), whole)
@@ -114,7 +114,7 @@ TOPIC: Final = Topic(
         ),
         Case(
             SAVING,
-            kept,
+            saved_share,
             Words(
                 "With a fused attention kernel the layers saved less to begin with, and op-by-op code saves more than the "
                 "rule.",

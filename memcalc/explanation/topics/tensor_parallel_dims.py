@@ -100,7 +100,8 @@ TOPIC: Final = Topic(
         ),
     ),
     model={
-        "model_type": "gpt2", "n_embd": 8192, "n_layer": 24, "n_head": 64, "n_positions": 2048, "vocab_size": 50304,
+        "_name_or_path": "gpt2 with 24 layers of 8192", "model_type": "gpt2",
+        "n_embd": 8192, "n_layer": 24, "n_head": 64, "n_positions": 2048, "vocab_size": 50304,
     },
     options={"gpus": 64, "tp": 64, "micro_batch_size": 16, "seq_len": 1024},
 )  # fmt: skip

@@ -12,7 +12,8 @@ from memcalc.explanation.words import Words
 _NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473, table 1"
 
 GPT_1T: Final = {
-    "model_type": "gpt2", "n_embd": 25600, "n_layer": 128, "n_head": 160, "n_positions": 2048, "vocab_size": 51200,
+    "_name_or_path": "gpt2 with 128 layers of 25600", "model_type": "gpt2",
+    "n_embd": 25600, "n_layer": 128, "n_head": 160, "n_positions": 2048, "vocab_size": 51200,
 }  # fmt: skip
 """The model of 1008 billion parameters of that table."""
 

@@ -30,7 +30,7 @@ class Weight(NamedTuple):
     """The way in which the parameter is kept in fewer bits; None: as it is."""
 
     @property
-    def held(self) -> Shape:
+    def stored_shape(self) -> Shape:
         """Return the shape of the module's own parameter, which is that of the codes if the weight is quantised."""
         return self.shape if self.packing is None else self.packing.stored(self.shape)[0].shape
 

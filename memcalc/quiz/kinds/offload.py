@@ -36,7 +36,7 @@ def _small(draw: Draw) -> Setup:
 
 
 def _all_and_weights(draw: Draw) -> Two:
-    numbers = {"Φ": parameters(draw)}
+    numbers = {"Φ": parameters(draw), "g": 8, "N": 8}
     return Two(Put(ALL, numbers), Put(WEIGHTS, numbers))
 
 

@@ -102,9 +102,9 @@ class Value:
 
 @dataclass(slots=True)
 class Holder:
-    """A storage. `kept` says which layer keeps it for backward; "" if none does."""
+    """A storage. `saved_by` says which layer keeps it for backward; "" if none does."""
 
-    kept: str = ""
+    saved_by: str = ""
     wants_gradient: bool = False
 
 
@@ -212,18 +212,18 @@ def _after(layer: Layer, where: str, value: Value, out: Shape) -> Value:
     holder = value.holder
     has_weights = next(layer.parameters(value.shape), None) is not None
     wants = has_weights or holder.wants_gradient
-    if layer.is_in_place and holder.kept:
+    if layer.is_in_place and holder.saved_by:
         raise ValueError(
-            f"inplace true: overwrites what {holder.kept} keeps for backward, which torch refuses; allowed: false"
+            f"inplace true: overwrites what {holder.saved_by} keeps for backward, which torch refuses; allowed: false"
         )
-    if layer.saves_input and wants and not holder.kept:
-        holder.kept = f"{where} {layer.kind}"
+    if layer.saves_input and wants and not holder.saved_by:
+        holder.saved_by = f"{where} {layer.kind}"
     if layer.is_view:
         return Value(out, holder)
     after = holder if layer.is_in_place else Holder()
     after.wants_gradient = wants
     if layer.saves_output and wants:
-        after.kept = f"{where} {layer.kind}"
+        after.saved_by = f"{where} {layer.kind}"
     return Value(out, after)
 
 

@@ -159,7 +159,7 @@ class _Reader:
             text = given.strip()
             if is_call(text):
                 return self._called(parse_call(text, where), where)
-            return self.made(text, {}, where)
+            return self.build(text, {}, where)
         if not isinstance(given, Mapping) or not given:
             raise ValueError(
                 f"{where} {quoted(cast('object', given))}: expected a layer, such as flatten, linear: 10, or Conv2d(3, 64, 3)"
@@ -183,7 +183,7 @@ class _Reader:
             if not main:
                 raise ValueError(f"{where} {one_line(name)} {quoted(options)}: takes no option")
             options = {main: options}
-        return self.made(name, cast("Mapping[str, Any]", options), where)
+        return self.build(name, cast("Mapping[str, Any]", options), where)
 
     # --- composites
 
@@ -243,9 +243,9 @@ class _Reader:
             if kind.aliases.get(name, name) in options:
                 raise ValueError(f"{where} {call.name}: {name} is given twice")
             options[kind.aliases.get(name, name)] = value
-        return self.made(kind.kind, options, where)
+        return self.build(kind.kind, options, where)
 
-    def made(self, name: str, options: Mapping[str, Any], where: str) -> One:
+    def build(self, name: str, options: Mapping[str, Any], where: str) -> One:
         """Return a layer of checked options."""
         kind = self._kind(name, where)
         self.layers += self.times

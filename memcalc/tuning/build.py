@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memcalc.tuning.chosen import Tuning
 
 
-def made(model: Model, tuning: Tuning) -> Model:
+def build_tuned(model: Model, tuning: Tuning) -> Model:
     """Return the model that trains as chosen. Raises InputError for a part or a layer that the model does not have, and if
     nothing is left to train."""
     if tuning.megatron:
@@ -57,12 +57,12 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
 
 def _frozen(program: Program, text: str) -> Program:
     """Return a copy of the program in which the parts that `text` names require no gradient."""
-    held: dict[int | None, set[str]] = {}
+    frozen_names: dict[int | None, set[str]] = {}
     places = frozen_by(text, program)
     for i, weight in enumerate(program.weights()):
         if i in places:
-            held.setdefault(weight.layer, set()).add(weight.name)
+            frozen_names.setdefault(weight.layer, set()).add(weight.name)
     own: Any = copy.copy(program)
     own.__dict__.pop("idle", None)  # the cached count of the whole program
-    own.held = {layer: frozenset(names) for layer, names in held.items()}
+    own.held = {layer: frozenset(names) for layer, names in frozen_names.items()}
     return own

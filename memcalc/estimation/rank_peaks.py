@@ -39,7 +39,7 @@ class At(NamedTuple):
 NOWHERE: Final = At(None, None, False)
 
 
-class Found(NamedTuple):
+class RankPeaks(NamedTuple):
     """A rank, the peak of each phase in bytes, and where the peaks are. If backward's peak is after the last moment, `last` has
     the engine's rows that are alive only there."""
 
@@ -53,12 +53,12 @@ class Found(NamedTuple):
         return max(self.phases.values()), self.phases["backward"]
 
 
-def left_by(rank: Rank) -> list[Row]:
+def buffers_after_backward(rank: Rank) -> list[Row]:
     """Return the buffers that the model's run leaves after backward and that are no part of an engine's rows."""
     return [
         row
         for profile in rank.profiles
-        if profile.left.poly != ZERO
-        for row in profile.rows(profile.left)
+        if profile.after_backward.poly != ZERO
+        for row in profile.rows(profile.after_backward)
         if row.component == "buffers"
     ]
