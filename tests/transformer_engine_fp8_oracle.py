@@ -89,12 +89,20 @@ def _modules() -> dict[str, ModuleType]:
         "transformer_engine.pytorch.triton.pad": _Compiled("pad"),
         "transformer_engine_torch": _Compiled("transformer_engine_torch"),
     }
-    kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0].startswith("transformer_engine")}
+    kept = {
+        name: module for name, module in sys.modules.items() if name.partition(".")[0].startswith("transformer_engine")
+    }
     for name in kept:
         del sys.modules[name]
     try:
         sys.modules.update(named)
-        for short in ("tensor", "module.linear", "module.layernorm_linear", "module.grouped_linear", "module.fp8_padding"):
+        for short in (
+            "tensor",
+            "module.linear",
+            "module.layernorm_linear",
+            "module.grouped_linear",
+            "module.fp8_padding",
+        ):
             importlib.import_module(f"transformer_engine.pytorch.{short}")
         out = {n: m for n, m in sys.modules.items() if n.partition(".")[0].startswith("transformer_engine")}
     finally:
@@ -128,7 +136,12 @@ def _made(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, capability
         transpose = _bytes(columns, *shape[:-1]) if columnwise and twice else None
         scale = torch.empty(1, dtype=torch.float32)
         return made(
-            data=data, data_transpose=transpose, fp8_scale_inv=scale, fp8_dtype=quantizer.dtype, quantizer=quantizer, **more
+            data=data,
+            data_transpose=transpose,
+            fp8_scale_inv=scale,
+            fp8_dtype=quantizer.dtype,
+            quantizer=quantizer,
+            **more,
         )
     of_rows, of_columns = (_scales(quantizer, shape, of_columns) for of_columns in (False, True))
     if kind == "MXFP8Quantizer":
@@ -209,7 +222,9 @@ class _Kernels(NamedTuple):
         weight = rest[-3]
         return torch.empty_like(x), *(torch.empty_like(weight) for _ in range(weights))
 
-    def generic_gemm(self, a: Any, transa: bool, b: Any, transb: bool, out: Any, _q: Any, _d: Any, *rest: Any, **_: Any) -> Any:
+    def generic_gemm(
+        self, a: Any, transa: bool, b: Any, transb: bool, out: Any, _q: Any, _d: Any, *rest: Any, **_: Any
+    ) -> Any:
         bias, grad = rest[0], rest[4]
         (out_of_a, in_of_a), (rows, columns) = _matrix(a), _matrix(b)
         if out is None:
@@ -233,8 +248,8 @@ def _installed(capability: tuple[int, int]) -> dict[str, Any]:
         "layernorm_bwd": lambda _, *args: kernels.norm_backward(2, *args),
         "generic_gemm": kernels.generic_gemm, "te_general_grouped_gemm": kernels.te_general_grouped_gemm,
         "fused_multi_row_padding": kernels.rows_padded, "fused_multi_row_unpadding": kernels.rows_padded,
-        "swap_first_dims": lambda x, out=None: torch.empty((x.shape[1], x.shape[0], *x.shape[2:]), dtype=x.dtype),
-        "fused_amax_and_scale_update_after_reduction": kernels.rows_padded, "get_num_cublas_streams": lambda: 1, "FP8FwdTensors": _Indices, "FP8BwdTensors": _Indices,
+        "fused_amax_and_scale_update_after_reduction": kernels.rows_padded, "get_num_cublas_streams": lambda: 1,
+        "FP8FwdTensors": _Indices, "FP8BwdTensors": _Indices,
     }  # fmt: skip
 
 

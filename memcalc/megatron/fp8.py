@@ -56,8 +56,8 @@ class Recipe(NamedTuple):
         return Quantized(of_rows, of_columns)
 
     def settled(self, memory: Memory, x: Quantized, shape: Shape) -> Quantized:
-        """Bring a gathered tensor into the layout of a product: columns are made of rows, or columns and scales that were gathered
-        block by block are transposed into new ones (`_post_process_fp8_blockwise_gather`)."""
+        """Bring a gathered tensor into the layout of a product: columns are made of rows, or columns and scales that
+        were gathered block by block are transposed into new ones (`_post_process_fp8_blockwise_gather`)."""
         if self.name == "blockwise":
             if x.columns:
                 x.columns[0] = new_tensor(memory, *self.parts(shape, "columns")[0])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Linear(NamedTuple):
-    """What backward knows of a layer."""
+    """A layer as its backward sees it."""
 
     recipe: Recipe
     tp: TensorParallel
@@ -161,8 +161,8 @@ def _row_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | Non
 
 
 def grouped_linear(m: Module, recipe: Recipe, x: Tensor, *, fused: bool, keeps_input: bool) -> Tensor:
-    """Run TEGroupedLinear over rows of all experts. `fused`: the kernel that computes the weights' gradients adds them to the main
-    gradients. `keeps_input`: the input is recomputed, and its columns with it."""
+    """Run TEGroupedLinear over rows of all experts. `fused`: the kernel that computes the weights' gradients adds them to the
+    main gradients. `keeps_input`: the input is recomputed, and its columns with it."""
     weight, memory = m.weight(), x.memory
     name = weight.name.removesuffix(".weight")
     given = recipe.quantized(memory, x.shape, columns=not keeps_input)

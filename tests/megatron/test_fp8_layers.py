@@ -62,9 +62,7 @@ def ours(case: Case) -> tuple[Bytes, Counter[Any]]:
     memory = Memory()
     recipe = Recipe(case.recipe, case.capability >= BLACKWELL)
     own = SEQ // case.ranks if case.sequence_parallel else SEQ
-    tp = TensorParallel(
-        case.ranks, case.sequence_parallel, Dim("seq", SEQ), Dim("seq", own), case.fused
-    )
+    tp = TensorParallel(case.ranks, case.sequence_parallel, Dim("seq", SEQ), Dim("seq", own), case.fused)
     columns = IN if case.is_column else IN // case.ranks
     rows = OUT // case.ranks if case.is_column else OUT
     m: Any = _Module(memory, (rows, columns), "linear")
@@ -97,7 +95,9 @@ def theirs(case: Case) -> tuple[Bytes, Counter[Any]]:
         if case.keeps_input:
             module.save_original_input = True
         own = SEQ // case.ranks if case.sequence_parallel and case.is_column else SEQ
-        x = torch.empty(own, BATCH, IN if case.is_column else IN // case.ranks, dtype=torch.bfloat16, requires_grad=True)
+        x = torch.empty(
+            own, BATCH, IN if case.is_column else IN // case.ranks, dtype=torch.bfloat16, requires_grad=True
+        )
         leaves = [x, *module.parameters()]
         module(x, is_first_microbatch=True)  # makes the weight in fp8, which is kept
         mode = Fp8Mode()

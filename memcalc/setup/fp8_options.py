@@ -1,0 +1,65 @@
+"""The options of products in fp8 with Megatron and Transformer Engine, resolved, and what does not go with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+_PRECISIONS: Final = ("bf16-mixed",)
+_OLDEST: Final = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0)}
+"""The compute capability from which on Transformer Engine has each recipe (transformer_engine/pytorch/quantization.py)."""
+
+
+def fp8_options(options: Options, engine: str, precision: str, model: Model | None) -> dict[str, Any]:
+    """Return the recipe, None without fp8, and whether weights are gathered in it. Raise InputError for what is not modelled
+    with them."""
+    recipe, gathers = options.fp8_recipe, options.fp8_param_gather
+    if recipe is None:
+        if gathers:
+            refuse("fp8_param_gather", True, "gathers weights in fp8; allowed: with --fp8-recipe")
+        return {"fp8_recipe": None, "fp8_param_gather": False}
+    name = "fp8_recipe"
+    if engine != "megatron":
+        refuse(name, recipe, f"with engine {engine} {NOT_YET}with --engine megatron")
+    if model is None:
+        refuse(name, recipe, f"with --params, a number of parameters alone, {NOT_YET}with --model")
+    if precision not in _PRECISIONS:
+        refuse(name, recipe, f"with precision {precision} {NOT_YET}with --precision {', '.join(_PRECISIONS)}")
+    if options.attention == "eager":
+        refuse(
+            name, recipe, "Megatron's own layers have none of Transformer Engine's products; allowed: --attention sdpa"
+        )
+    if options.lora_rank or options.freeze:
+        tuned = "lora_rank" if options.lora_rank else "freeze"
+        refuse(tuned, getattr(options, tuned), f"with --fp8-recipe {NOT_YET}leave one of them out")
+    if options.optimizer == "muon":
+        refuse("optimizer", "muon", f"with --fp8-recipe {NOT_YET}adamw, adam, sgd, sgd-momentum, lion")
+    if options.precision_aware_optimizer:
+        refuse("precision_aware_optimizer", True, f"with --fp8-recipe {NOT_YET}leave one of them out")
+    if options.offload_modules is not None:
+        refuse("offload_modules", options.offload_modules, f"with --fp8-recipe {NOT_YET}leave one of them out")
+    modules = (options.recompute_modules or "").split(",")
+    if recipe == "delayed" and ("layernorm" in modules or "moe_act" in modules):
+        why = "with --fp8-recipe delayed Megatron refuses layernorm and moe_act; allowed: tensorwise, blockwise, mxfp8"
+        refuse("recompute_modules", options.recompute_modules, why)
+    if gathers and (options.zero != 1 or recipe == "mxfp8"):
+        refuse("fp8_param_gather", True, f"{NOT_YET}with --zero 1 and --fp8-recipe delayed, tensorwise, blockwise")
+    _check_gpu(options, recipe)
+    return {"fp8_recipe": recipe, "fp8_param_gather": gathers}
+
+
+def _check_gpu(options: Options, recipe: str) -> None:
+    if options.gpu is None:
+        return
+    from memcalc.inputs.gpu import load_gpu
+
+    found = load_gpu(options.gpu).compute_capability
+    capability = tuple(map(int, found.split("."))) if found.replace(".", "").isdigit() else (0, 0)
+    if capability < _OLDEST[recipe]:
+        oldest = ".".join(map(str, _OLDEST[recipe]))
+        refuse("fp8_recipe", recipe, f"Transformer Engine needs compute capability {oldest}, and {options.gpu} has {found}; "
+               "allowed: a newer --gpu")  # fmt: skip
