@@ -133,3 +133,80 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_it_saves_allocates_and_sends_what_the_real_one_does(case: Case) -> None:
     assert ours(case) == theirs(case)
+
+
+# --- experts
+
+
+EXPERTS, ROWS, FFN = 4, 1000, 768
+
+
+class OfExperts(NamedTuple):
+    recipe: str = "tensorwise"
+    capability: tuple[int, int] = HOPPER
+    keeps_input: bool = False
+    fused: bool = True
+
+
+def our_experts(case: OfExperts) -> Bytes:
+    memory, recipe = Memory(), Recipe(case.recipe, case.capability >= BLACKWELL)
+    m: Any = _Module(memory, (EXPERTS, FFN, IN), "linear_fc1")
+    x = leaf(memory, (EXPERTS * SEQ, IN))
+    marks = [len(memory.log)]
+    out = fp8_layers.grouped_linear(m, recipe, x, fused=case.fused, keeps_input=case.keeps_input)
+    marks.append(len(memory.log))
+    backward(out)
+    kept, forward = replay(memory, marks[0], marks[1], 0)
+    return Bytes(kept, forward, replay(memory, marks[1], len(memory.log), kept)[1], 0)
+
+
+def their_experts(case: OfExperts) -> Bytes:
+    with one_rank(1, case.recipe, case.capability):
+        module = layer(
+            "GroupedLinear", EXPERTS, IN, FFN, bias=False, params_dtype=torch.bfloat16, device="cpu",
+            fuse_wgrad_accumulation=case.fused,
+        )  # fmt: skip
+        module.save_original_input = case.keeps_input
+        for weight in module.parameters():
+            weight.main_grad = torch.empty(weight.shape, dtype=torch.float32)
+        x = torch.empty(EXPERTS * SEQ, IN, dtype=torch.bfloat16, requires_grad=True)
+        leaves, splits = [x, *module.parameters()], [SEQ] * EXPERTS
+        module(x, splits, is_first_microbatch=True)
+        mode = Fp8Mode()
+        with mode:
+            for tensor in [*leaves, *(weight.main_grad for weight in module.parameters())]:
+                mode.register(tensor)
+            start = mode.now
+            out = module(x, splits, is_first_microbatch=False)
+            kept, forward = mode.now - start, mode.highest - start
+            mode.begin()
+            torch.autograd.grad(out, leaves, torch.empty(out.shape, dtype=out.dtype), allow_unused=True)
+        return Bytes(kept, forward, mode.highest - start, 0)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        OfExperts(recipe, capability, keeps)
+        for recipe in RECIPES
+        for capability in (HOPPER, BLACKWELL)
+        for keeps in ((False, True) if recipe != "delayed" else (False,))
+    ]
+    + [OfExperts(fused=False)],
+    ids=str,
+)
+def test_experts_save_and_allocate_what_the_real_ones_do(case: OfExperts) -> None:
+    assert our_experts(case) == their_experts(case)
+
+
+def test_rows_are_padded_in_a_copy() -> None:
+    """Fp8Padding copies all rows if one expert's are no multiple of 16, and keeps nothing."""
+    with one_rank(1, "tensorwise"):
+        x, mode = torch.empty(ROWS, IN, dtype=torch.bfloat16, requires_grad=True), Fp8Mode()
+        with mode:
+            mode.register(x)
+            start = mode.now
+            out, splits = layer("Fp8Padding", 2)(x, [511, 489])
+            assert (out.shape[0], splits) == (1008, [512, 496])
+            assert mode.now - start == out.numel() * 2
+            assert layer("Fp8Padding", 2)(x, [512, 488 - 8])[0] is x
