@@ -19,6 +19,7 @@ from memcalc.core.ops.elementwise import recording
 from memcalc.core.recomputed_outputs import kept_or_recomputed
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.module import Module, module
+from memcalc.inputs.options import refuse
 from memcalc.megatron import fp8_layers
 from memcalc.megatron.fp8 import Recipe
 from memcalc.megatron.gpt_model import GPTModel
@@ -45,6 +46,20 @@ def in_fp8(weight: Weight) -> bool:
     )
 
 
+def check_dims(weight: Weight, recipe: Recipe) -> None:
+    """Raise InputError for a weight that products in fp8 do not take (assert_dim_for_fp8_exec of
+    transformer_engine/pytorch/utils.py, MXFP8Quantizer.make_empty)."""
+    if not in_fp8(weight):
+        return
+    out, given = (dim.size for dim in weight.shape[-2:])
+    units = (32, 32) if recipe.name == "mxfp8" else (8, 16)
+    if out % units[0] or given % units[1]:
+        why = (
+            f"products in fp8 need multiples of {units[0]} and {units[1]}, and a rank's {weight.name} is {out}·{given}"
+        )
+        refuse("fp8_recipe", recipe.name, f"{why}; allowed: leave it out, or another --tp")
+
+
 class Fp8GPTModel(GPTModel):
     """The modules of one rank, with products in fp8."""
 
@@ -57,6 +72,8 @@ class Fp8GPTModel(GPTModel):
             m = self.moe
             how = m.imbalance, m.fuses_accumulation, m.gated, m.recomputed
             self.moe = Fp8MoELayer(m.experts, m.hidden, m.expert_parallel, m.tensor_parallel, *how, recipe=self.recipe)
+        for weight in self.weights():
+            check_dims(weight, self.recipe)
 
     def _latent_in_fp8(self) -> LatentAttention | None:
         of = self.latent

@@ -10,11 +10,16 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 _PRECISIONS: Final = ("bf16-mixed",)
+_MULTIPLIED: Final = {"mxfp8": 32}
+_GATHERED: Final = {"delayed": 8, "tensorwise": 8, "blockwise": 128, "mxfp8": 32}
+"""The tokens that a rank's have to be a multiple of."""
 _OLDEST: Final = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0)}
 """The compute capability from which on Transformer Engine has each recipe (transformer_engine/pytorch/quantization.py)."""
 
 
-def fp8_options(options: Options, engine: str, precision: str, model: Model | None) -> dict[str, Any]:
+def fp8_options(
+    options: Options, engine: str, precision: str, seq_len: int | None, model: Model | None
+) -> dict[str, Any]:
     """Return the recipe, None without fp8, and whether weights are gathered in it. Raise InputError for what is not modelled
     with them."""
     recipe, gathers = options.fp8_recipe, options.fp8_param_gather
@@ -37,7 +42,7 @@ def fp8_options(options: Options, engine: str, precision: str, model: Model | No
         tuned = "lora_rank" if options.lora_rank else "freeze"
         refuse(tuned, getattr(options, tuned), f"with --fp8-recipe {NOT_YET}leave one of them out")
     if options.optimizer == "muon":
-        refuse("optimizer", "muon", f"with --fp8-recipe {NOT_YET}adamw, adam, sgd, sgd-momentum, lion")
+        refuse("optimizer", "muon", f"with --fp8-recipe {NOT_YET}adamw, adam")
     if options.precision_aware_optimizer:
         refuse("precision_aware_optimizer", True, f"with --fp8-recipe {NOT_YET}leave one of them out")
     if options.offload_modules is not None:
@@ -49,7 +54,20 @@ def fp8_options(options: Options, engine: str, precision: str, model: Model | No
     if gathers and (options.zero != 1 or recipe == "mxfp8"):
         refuse("fp8_param_gather", True, f"{NOT_YET}with --zero 1 and --fp8-recipe delayed, tensorwise, blockwise")
     _check_gpu(options, recipe)
+    _check_tokens(options, recipe, seq_len or 0)
     return {"fp8_recipe": recipe, "fp8_param_gather": gathers}
+
+
+def _check_tokens(options: Options, recipe: str, seq_len: int) -> None:
+    """Raise InputError for tokens that the products do not take, or the gathers of their scales (assert_dim_for_fp8_exec and
+    assert_dim_for_all_gather of transformer_engine/pytorch/utils.py)."""
+    shared = options.tp > 1 and options.sequence_parallel is not False
+    ranks = options.cp * (options.tp if shared else 1)
+    unit = _GATHERED[recipe] if shared else _MULTIPLIED.get(recipe, 8)
+    tokens = options.micro_batch_size * seq_len // ranks
+    if tokens % unit:
+        why = f"with --fp8-recipe {recipe} a rank's tokens, {tokens}, have to be a multiple of {unit}"
+        refuse("seq_len", seq_len, f"{why}; allowed: {-(-seq_len // (unit * ranks)) * unit * ranks}")
 
 
 def _check_gpu(options: Options, recipe: str) -> None:

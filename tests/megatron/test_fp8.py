@@ -171,6 +171,14 @@ def test_shards_of_a_sequence_are_gathered_in_fp8() -> None:
             "--recompute-modules mlp,moe_act: with --fp8-recipe delayed Megatron refuses",
         ),
         ({"fp8_recipe": "int8"}, "--fp8-recipe int8: "),
+        (
+            {"seq_len": 100, "micro_batch_size": 1},
+            "--seq-len 100: with --fp8-recipe tensorwise a rank's tokens, 100, have to be",
+        ),
+        (
+            {"tp": 2, "gpus": 2, "seq_len": 192, "micro_batch_size": 1, "fp8_recipe": "blockwise"},
+            "--seq-len 192: with --fp8-recipe blockwise a rank's tokens, 96, have to be a multiple of 128; allowed: 256",
+        ),
     ],
 )
 def test_what_is_refused(more: dict[str, Any], named: str) -> None:
@@ -180,6 +188,14 @@ def test_what_is_refused(more: dict[str, Any], named: str) -> None:
         )
     assert str(error.value).startswith(named)
     assert "\n" not in str(error.value)
+
+
+def test_dims_that_products_in_fp8_do_not_take() -> None:
+    narrow = {**DENSE, "intermediate_size": 1544}
+    with pytest.raises(InputError) as error:
+        memcalc.estimate(narrow, **SETUP, fp8_recipe="tensorwise")
+    why = "products in fp8 need multiples of 8 and 16, and a rank's decoder.layers.*.mlp.linear_fc2.weight"
+    assert str(error.value).startswith(f"--fp8-recipe tensorwise: {why}")
 
 
 def test_another_use_of_fp8_in_a_file_is_counted_in_bf16() -> None:
