@@ -367,7 +367,10 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
     in it. A stage with only an embedding requests none."""
     chunk = stage.chunks[0]
     wanted: list[tuple[str, Shape]] = []
-    if setup.sequence_parallel and (stage.layers or chunk.layout.last) and gathers_again(stage):
+    gathers = stage.layers or chunk.layout.last
+    if setup.fp8_recipe is not None:  # its layers gather into tensors of their own
+        gathers = stage.chunks[-1].layout.last
+    if setup.sequence_parallel and gathers and gathers_again(stage):
         wanted.append(("all-gather buffer", (batch, whole, chunk.hidden)))
     if setup.attention == "eager" and stage.layers:
         wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))
