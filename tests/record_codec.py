@@ -19,7 +19,7 @@ OFF = (
     ("liger", "rope,rms_norm,swiglu"), ("liger", "rope,rms_norm,geglu"), ("zero_hpz_partition_size", 1),
     ("tp_dims", "1"), ("autotp", False), ("packing", False), ("offload_activations", "none"),
     ("reentrant_checkpoints", False),
-    ("quantize_storage", "uint8"), ("precision_aware_optimizer", False),
+    ("quantize_storage", "uint8"), ("precision_aware_optimizer", False), ("fp8_param_gather", False),
 )  # fmt: skip
 """The values of options that switch something off, or leave a part of it on that was always on."""
 PLAIN = (NoneType, bool, int, float, str)

@@ -25,6 +25,7 @@ OPTIONS = (
     "--max-reuse-distance", "--param-persistence-threshold", "--prefetch-bucket-size", "--sub-group-size", "--overlap-comm",
     "--quantize-storage", "--zero-quantized-weights", "--zero-quantized-gradients", "--zero-hpz-partition-size",
     "--nvme-optimizer-buffer-count", "--nvme-buffer-count", "--nvme-buffer-size", "--nvme-max-in-cpu", "--nvme-threads",
+    "--fp8-recipe", "--fp8-param-gather",
     "--precision-aware-optimizer", "--main-params-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype",
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
     "--cublas-workspace-config", "--te-workspaces",
@@ -53,6 +54,7 @@ VALUES = {
     "paged-adamw-8bit paged-adam paged-adam-8bit paged-lion paged-lion-8bit apollo-adamw galore-adamw adam-mini lomo adalomo "
     "lamb onebit-adam onebit-lamb zero-one-adam",
     "--optimizer-implementation": "foreach fused for-loop",
+    "--fp8-recipe": "delayed tensorwise blockwise mxfp8",
     "--recompute": "none selective op full",
     "--attention": "eager sdpa flash",
     "--cross-entropy": "eager vocab-parallel vocab-parallel-fused fused chunked flash liger",
@@ -106,6 +108,7 @@ DEFAULTS: dict[str, Any] = {
     "encoder_stages": None, "reward_model": None,
     "stage_layers": None, "microbatch_group_size": None, "cp_exchange_size": None, "wgrad_deferral_limit": None,
     "recompute_modules": None, "offload_modules": None, "reentrant_checkpoints": False,
+    "fp8_recipe": None, "fp8_param_gather": False,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 
@@ -172,7 +175,7 @@ def test_the_commands() -> None:
 def test_every_option_is_in_the_help() -> None:
     ran = program("estimate", "--help-all", COLUMNS="240", TERM="dumb")
     assert ran.status == 0
-    shown = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", ran.stdout))
+    shown = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", ran.stdout))
     assert set(OPTIONS) <= shown, set(OPTIONS) - shown
 
 

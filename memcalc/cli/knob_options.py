@@ -232,6 +232,19 @@ OffloadModules = Annotated[
         "--offload-modules",
     ),
 ]
+Fp8Recipe = Annotated[
+    str | None,
+    option(
+        "Megatron: linear layers multiply in fp8 by this recipe of Transformer Engine: delayed, tensorwise, blockwise, mxfp8. "
+        "(default: none, in 16 bits)",
+        KNOBS,
+        "--fp8-recipe",
+    ),
+]
+Fp8ParamGather = Annotated[
+    bool,
+    option("Weights of these layers are kept and gathered in fp8 alone. (default: off)", KNOBS, "--fp8-param-gather"),
+]
 CommHook = Annotated[
     str | None,
     option(

@@ -96,6 +96,8 @@ def _setup(
     main_params_dtype: k.MainParamsDtype = None,
     exp_avg_dtype: k.ExpAvgDtype = None,
     exp_avg_sq_dtype: k.ExpAvgSqDtype = None,
+    fp8_recipe: k.Fp8Recipe = None,
+    fp8_param_gather: k.Fp8ParamGather = False,
     gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
     attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
     sync_each_micro_batch: o.SyncEachMicroBatch = None,

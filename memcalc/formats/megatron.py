@@ -14,6 +14,7 @@ from typing import Any, Final
 from memcalc.formats.found import REPLICAS, Found, Value
 from memcalc.formats.megatron_activations import offloaded, recomputed
 from memcalc.formats.megatron_arguments import GPUS_PER_NODE, NODES, WORKSPACES, arguments_of
+from memcalc.formats.megatron_fp8 import format_of, fp8_of
 from memcalc.formats.megatron_model import model_of
 from memcalc.formats.megatron_notes import STATES, check_modelled, is_precision_aware, notes_of
 from memcalc.formats.megatron_section import Arguments
@@ -61,7 +62,7 @@ def read(file: str, arguments: Mapping[str, Any], *, with_model: bool = True) ->
         **stages_of(a),
         **_step(a, notes),
         **_sharded(a, notes),
-        **_precision(a),
+        **_precision(a, notes),
         **recomputed(a, notes),
         **offloaded(a, notes),
         **_kernels(a),
@@ -264,14 +265,16 @@ def _instances(a: Arguments) -> dict[str, Value]:
 # --- dtypes
 
 
-def _precision(a: Arguments) -> dict[str, Value]:
-    """Return the precision, and the dtype of main gradients if it is not what memcalc takes for the precision."""
+def _precision(a: Arguments, notes: list[str]) -> dict[str, Value]:
+    """Return the precision, how products are cast to fp8, and the dtype of main gradients if it is not what memcalc takes for
+    the precision."""
     halves = [key for key in ("--bf16", "--fp16") if a.on(key)]
     if len(halves) == 2:
         a.reject("--fp16", "Megatron refuses it beside --bf16; allowed: one of them")
-    eight = next((key for key in ("--fp8-format", "--fp8-hybrid", "--fp8-e4m3") if a.given(key)), None)
+    eight = format_of(a)
+    products = None if eight is None else fp8_of(a, notes)
     half = halves[0] if halves else None
-    if eight is not None:
+    if eight is not None and products is None:
         precision = a.value(eight, "fp8-mixed")
     elif half is None and a.hidden:  # it may be among what is not read
         return {}
@@ -279,7 +282,7 @@ def _precision(a: Arguments) -> dict[str, Value]:
         precision = a.default("--bf16", "fp32")
     else:
         precision = a.value(half, f"{half.removeprefix('--')}-mixed")
-    out = {"precision": precision}
+    out = {"precision": precision, **(products or {})}
     main = a.choice("--main-grads-dtype", ("fp32", "bf16"))
     if half == "--bf16" and (a.on("--grad-reduce-in-bf16") or main == "bf16"):
         out["grad_dtype"] = a.value("--main-grads-dtype" if main == "bf16" else "--grad-reduce-in-bf16", "bf16")

@@ -35,7 +35,7 @@ _SAID: Final = frozenset({
     "grad_dtype", "clip_grad_norm", "recompute", "attention", "cross_entropy", "gradient_accumulation_fusion",
     "attention_mask_in_dataloader", "shard_group", "cp_exchange_size", "wgrad_deferral_limit", "stage_layers",
     "microbatch_group_size", "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "recompute_modules", "offload_modules",
+    "recompute_modules", "offload_modules", "fp8_recipe", "fp8_param_gather",
 })  # fmt: skip
 """The options that the arguments say, or that follow from those."""
 _OF_STATES: Final = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
@@ -167,13 +167,16 @@ def _precision_aware(setup: Setup) -> Flags:
 
 
 def _precision(setup: Setup) -> Flags:
-    """Return the dtypes. Main gradients are fp32 with --bf16, and fp16 with --fp16."""
+    """Return the dtypes. Main gradients are fp32 with --bf16, and fp16 with --fp16. Both formats of fp8 are as large."""
     half = setup.precision.split("-")[0]
     return {
         "--bf16": half == "bf16" or None,
         "--grad-reduce-in-bf16": (half == "bf16" and setup.grad_dtype == "bf16") or None,
         "--fp16": half == "fp16" or None,
         "--accumulate-allreduce-grads-in-fp32": (half == "fp16" and setup.grad_dtype == "fp32") or None,
+        "--fp8-format": None if setup.fp8_recipe is None else "hybrid",
+        "--fp8-recipe": setup.fp8_recipe,
+        "--fp8-param-gather": setup.fp8_param_gather or None,
     }
 
 

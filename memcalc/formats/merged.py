@@ -47,7 +47,7 @@ _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size", "overlap_comm",
         "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size",
         "nvme_optimizer_buffer_count", "nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu", "nvme_threads",
-        "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
+        "fp8_recipe", "fp8_param_gather", "precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
         "use_orig_params", "backward_prefetch", "forward_prefetch", "servers", "comm_hook", "autotp", "recompute_modules",
         "offload_modules",
     ),

@@ -127,6 +127,8 @@ class Options(NamedTuple):
     recompute_modules: str | None = None
     offload_modules: str | None = None
     reentrant_checkpoints: bool | None = None
+    fp8_recipe: str | None = None
+    fp8_param_gather: bool = False
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -147,6 +149,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
         "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
     ),
     "grad_dtype": ("fp32", "bf16", "fp16"),
+    "fp8_recipe": ("delayed", "tensorwise", "blockwise", "mxfp8"),
     "optimizer": EVERY_OPTIMIZER,
     "main_params_dtype": ("fp32", "fp16"),
     "exp_avg_dtype": ("fp32", "bf16", "fp16", "fp8"),
@@ -247,6 +250,7 @@ FLAGS: Final = (
     "zero_quantized_gradients",
     "gradient_accumulation_fusion",
     "precision_aware_optimizer",
+    "fp8_param_gather",
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
     "use_orig_params",

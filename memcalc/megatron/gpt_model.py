@@ -295,6 +295,8 @@ class GPTModel(Program):
         if self.latent is not None:
             groups.commit("attn_norm", residual)
         residual = hidden_states
+        if self.layout.fp8 is not None:  # saved by no layer in 16 bits
+            del input_layernorm_output
         if not routed and "mlp" in recomputed:
             mlp_output = reentrant_checkpoint(partial(self.normed_mlp, m, tp), hidden_states)
             return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)

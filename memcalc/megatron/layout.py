@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from memcalc.core.dims import Dim
+from memcalc.megatron.fp8 import Recipe
 from memcalc.megatron.layers import TensorParallel
 from memcalc.megatron.trained import Trained
 
@@ -61,6 +62,8 @@ class Layout(NamedTuple):
     """True if a batch brings an attention mask."""
     exchanging: int = 1
     """The ranks that exchange heads before a ring, with cp_comm_type a2a+p2p."""
+    fp8: Recipe | None = None
+    """How linear layers cast to fp8; None: they multiply in 16 bits."""
     trained: Trained | None = None
     """The part of the stage's weights that trains; None: all."""
 

@@ -18,7 +18,6 @@ from memcalc.core.ops.elementwise import like, recording, scale
 from memcalc.core.ops.shape import cat
 from memcalc.core.tensor import Tensor, contiguous_strides, new_tensor
 from memcalc.families.base.module import Module, Weight
-from memcalc.megatron.layers import column_parallel
 from memcalc.megatron.losses import losses
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _projected(
     hidden_states = model.norm(m / "hnorm", hidden_states)
     hidden_states = cat((decoder_input, hidden_states), Dim("2·hidden", 2 * model.hidden.size))
     proj = m / "eh_proj"
-    hidden_states = column_parallel(proj, tp, hidden_states, proj.weight())
+    hidden_states = model.column(proj, tp, hidden_states)
     hidden_states = _whole(tp, hidden_states, model.hidden)
     hidden_states = model.layer(m / "transformer_layer", _shard(tp, hidden_states), tp, angles, mask)
     return model.norm(m / "final_layernorm", hidden_states)

@@ -35,7 +35,8 @@ def title_words(report: Report) -> tuple[str, list[str]]:
     parts.append(f"{engine}, ZeRO {s.zero}" if s.zero or s.engine == "deepspeed" else engine)
     parts += _layout(report)
     parts += [*_compressed(s), *_trained(s)]
-    parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
+    in_fp8 = "" if s.fp8_recipe is None else f" with fp8 products ({s.fp8_recipe})"
+    parts += [f"{s.precision}{in_fp8}", f"{s.optimizer} ({s.optimizer_implementation})"]
     parts += _offloaded(s)
     if s.clip_grad_norm:
         parts.append("gradients clipped")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memcalc.inputs.options import TWO_CHUNKS, Options, refuse
 from memcalc.optimizers import load_optimizer
@@ -229,6 +229,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute_modules=options.recompute_modules,
         offload_modules=options.offload_modules,
         reentrant_checkpoints=bool(options.reentrant_checkpoints),
+        **_fp8(options, engine, precision, seq_len, model),
     )
 
 
@@ -362,6 +363,15 @@ def _split_by(options: Options, model: Model | None) -> str:
     if options.schedule in ("gpipe", "interleaved"):
         return "fsdp2" if options.zero > 1 else "megatron, fsdp2 with --zero 2"
     return "fsdp2, deepspeed" if options.zero > 1 else "megatron, deepspeed"
+
+
+def _fp8(options: Options, engine: str, precision: str, seq_len: int | None, model: Model | None) -> dict[str, Any]:
+    """Return the options of products in fp8, which few setups have."""
+    if options.fp8_recipe is None and not options.fp8_param_gather:
+        return {}
+    from memcalc.setup.fp8_options import fp8_options
+
+    return fp8_options(options, engine, precision, seq_len, model)
 
 
 def _compression(options: Options, engine: str) -> _Compression:

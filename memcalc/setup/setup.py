@@ -192,6 +192,10 @@ class Setup(NamedTuple):
     """The modules whose saved tensors Megatron moves to the host, with commas; None: they stay."""
     reentrant_checkpoints: bool = False
     """True if the checkpoints of recomputed layers re-enter autograd (`use_reentrant`)."""
+    fp8_recipe: str | None = None
+    """How Megatron's linear layers cast to fp8 for their products, by the name of Megatron's recipe; None: they do not."""
+    fp8_param_gather: bool = False
+    """True if the weights of these layers are kept and gathered in fp8 alone."""
 
     @property
     def micro_batches(self) -> int:

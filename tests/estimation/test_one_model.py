@@ -62,6 +62,8 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "nvme_optimizer_buffer_count": (IN_FILES, (4, 8)), "nvme_buffer_count": (IN_FILES, (9,)),
     "nvme_buffer_size": (IN_FILES, (10**6,)), "nvme_max_in_cpu": (IN_FILES, (0,)), "nvme_threads": (IN_FILES, (2,)),
     "precision_aware_optimizer": (MEGATRON | {"zero": 1}, (True,)), "main_params_dtype": (AWARE, ("fp16",)),
+    "fp8_recipe": (MEGATRON, ("delayed", "tensorwise", "blockwise", "mxfp8")),
+    "fp8_param_gather": (MEGATRON | {"zero": 1, "fp8_recipe": "tensorwise"}, (True,)),
     "exp_avg_dtype": (AWARE, ("bf16", "fp8")), "exp_avg_sq_dtype": (AWARE, ("fp16",)),
     "offload_params": (ZERO_3 | {"offload_optimizer": "cpu"}, ("cpu",)),
     "gpu": ({}, ("a100-80gb", "v100-32gb")), "network_gbps": (ZERO | {"gpu": "a100-80gb"}, (100.0,)),

@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "lengths": ("64:1",), "encoder_stages": (1,), "reward_model": ("llama-7b",),
     "stage_layers": ("2,3",), "microbatch_group_size": (4,), "cp_exchange_size": (2,), "wgrad_deferral_limit": (0, 2),
     "recompute_modules": ("layernorm,mlp",), "offload_modules": ("core_attn",),
+    "fp8_recipe": ("tensorwise",), "fp8_param_gather": (True,),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}

@@ -62,6 +62,7 @@ NAMES = [
     "qlora",
     "frozen-axes",
     "megatron-lora",
+    "fp8",
     "convolution",
     "batch-norm",
     "lstm",

@@ -56,7 +56,11 @@ def notes_of(text: str) -> tuple[str, ...]:
          {"precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8",
           "main_params_dtype": "fp16"}),
         ("--accumulate-allreduce-grads-in-fp32", {}),
-        ("--fp8-format hybrid", {"precision": "fp8-mixed"}),
+        ("--fp8-format hybrid", {"fp8_recipe": "delayed"}),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", {"fp8_recipe": "mxfp8"}),
+        ("--fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather --use-distributed-optimizer",
+         {"fp8_recipe": "tensorwise", "fp8_param_gather": True, "zero": 1}),
+        ("--fp8-format hybrid --fp8-multi-head-attention", {"precision": "fp8-mixed"}),
         # the optimizer
         ("--use-distributed-optimizer", {"zero": 1}),
         ("--use-megatron-fsdp", {"zero": 3}),

@@ -140,7 +140,7 @@ def data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
     out: list[Collective] = []
     grad_dtype = DTYPES[setup.grad_dtype]
     for buffer in buffers_of(setup, stage):
-        dense = buffer.name == "weights"
+        dense = buffer.name != "experts"
         of = "parameters of the stage" if dense else "parameters of its experts"
         name = "main gradients" if dense else "main gradients of experts"
         if shards_buffers(setup):
@@ -178,7 +178,7 @@ def _of_distributed_optimizer(setup: Setup, buffer: Buffer, name: str, of: str) 
     padded = of if total == buffer.elements else f"padded {of}"
     scattered = _of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=padded)
     updated = f"updated {buffer.name}"
-    gathered = _of_parameters("all_gather", updated, "step", setup.compute_dtype, ranks, total, _DISTRIBUTED, of=padded)
+    gathered = _of_parameters("all_gather", updated, "step", buffer.dtype, ranks, total, _DISTRIBUTED, of=padded)
     instances, shard = buffer.data_ranks // ranks, total // ranks
     between = f"{name}, between instances of the optimizer"
     shards = f"shard of the {padded}"

@@ -16,12 +16,12 @@ from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import Dim, Shape, evaluate, numel
-from memcalc.core.dtypes import DType, boolean, fp32, int64
+from memcalc.core.dtypes import DType, boolean, fp8, fp32, int64
 from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, state_rows, step_temporaries
 from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import is_by_layer, shards_buffers, updated
-from memcalc.engines.megatron.layouts import layout_of
+from memcalc.engines.megatron.layouts import layout_of, recipe_of
 from memcalc.engines.megatron.trained_part import (
     gathers_again,
     gpt_model,
@@ -142,6 +142,8 @@ class Buffer(NamedTuple):
     ranks: int
     """The number of ranks that share the weights' optimizer states: all of them, or those of one instance of the
     distributed optimizer."""
+    dtype: DType
+    """The dtype of the weights in it."""
 
     @property
     def elements(self) -> int:
@@ -167,11 +169,20 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
     dense = {w: n for w, n in classes.items() if w not in experts}
     instances = setup.zero and setup.replicas > 1
     divisor = "shard group" if instances else "dp" if setup.cp == 1 else "(dp·cp)"
-    out = [Buffer("weights", divisor, dense, setup.dp * setup.cp, setup.shards)]
+    of_dense, of_experts = [("weights", dense, setup.compute_dtype)], setup.compute_dtype
+    if setup.fp8_param_gather:
+        from memcalc.engines.megatron.fp8_weights import by_dtype
+
+        of_dense, of_experts = by_dtype(dense, setup.compute_dtype), fp8
+    out = [Buffer(name, divisor, own, setup.dp * setup.cp, setup.shards, dtype) for name, own, dtype in of_dense]
     if experts:
         ranks = setup.expert_dp
         of_instance = ranks // setup.replicas if setup.zero else 1
-        out.append(Buffer("experts", "expert shard group" if instances else "expert dp", experts, ranks, of_instance))
+        out.append(
+            Buffer(
+                "experts", "expert shard group" if instances else "expert dp", experts, ranks, of_instance, of_experts
+            )
+        )
     return out
 
 
@@ -205,6 +216,10 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     if aware:  # dense weights and experts in turn
         step += max(aware, key=lambda rows: sum(row.nbytes for row in rows))
     always += _buffers(setup, stage)
+    if setup.fp8_recipe is not None:
+        from memcalc.engines.megatron.fp8_weights import rows_of
+
+        always += rows_of(recipe_of(setup), trained_weights_of(stage), gathered=setup.fp8_param_gather)
     if setup.pp > 1 and left(stage.rank, len(stage.chunks)):
         step.append(between_stages(setup, stage)._replace(copies=left(stage.rank, len(stage.chunks))))
     waiting = deferred(setup, stage)
@@ -243,7 +258,7 @@ def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
     """Return the padding in the distributed optimizer's two buffers: between weights that are no multiples of 64, and
     at the end."""
     padding = buffer.padded - buffer.elements if shards_buffers(setup) else 0
-    of = (("weights", setup.compute_dtype), ("main gradients", DTYPES[setup.grad_dtype]))
+    of = (("weights", buffer.dtype), ("main gradients", DTYPES[setup.grad_dtype]))
     shape = (Dim("padding", padding),)
     return [
         Row("buffers", f"padding of {buffer.name}: {what}", shape, dtype, 1, "always", "modelled", _BUFFER)
@@ -352,7 +367,10 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
     in it. A stage with only an embedding requests none."""
     chunk = stage.chunks[0]
     wanted: list[tuple[str, Shape]] = []
-    if setup.sequence_parallel and (stage.layers or chunk.layout.last) and gathers_again(stage):
+    gathers = stage.layers or chunk.layout.last
+    if setup.fp8_recipe is not None:  # its layers gather into tensors of their own
+        gathers = stage.chunks[-1].layout.last
+    if setup.sequence_parallel and gathers and gathers_again(stage):
         wanted.append(("all-gather buffer", (batch, whole, chunk.hidden)))
     if setup.attention == "eager" and stage.layers:
         wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))

@@ -37,7 +37,7 @@ def order_of(setup: Setup, stage: Stage, held: Holdings) -> Order:
         mains = [row for row in held.always if row.component == "optimizer_states" and _is_main(row)]
         states = [row for row in held.always if row.component == "optimizer_states" and not _is_main(row)]
         return Order((*made, *frozen, *gradients, *mains, *rest), tuple(states), casts, ())
-    flat = [_flat("parameters", buffer, setup.compute_dtype) for buffer in buffers]
+    flat = [_flat("parameters", buffer, buffer.dtype) for buffer in buffers]
     parts = [part for buffer in buffers for part in _parts(stage, buffer)]
     mains = [
         Row("optimizer_states", "main weight", part.shape, fp32, source=_OPTIMIZER)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from memcalc.core.dtypes import fp8
 from memcalc.core.rows import Row
 from memcalc.families.base.module import Weight
 from memcalc.megatron.gpt_model import GPTModel
 
 if TYPE_CHECKING:
+    from memcalc.core.dtypes import DType
     from memcalc.engines.megatron.engine import Stage
     from memcalc.families.base.architecture import Architecture
     from memcalc.inputs.model import Model
@@ -37,6 +39,10 @@ def trained_of(model: Model) -> Trained | None:
 
 def gpt_model(a: Architecture, layout: Layout) -> GPTModel:
     """Return the modules of a chunk."""
+    if layout.fp8 is not None:
+        from memcalc.megatron.fp8_model import Fp8GPTModel
+
+        return Fp8GPTModel(a, layout)
     if layout.trained is None:
         return GPTModel(a, layout)
     from memcalc.megatron.trained_model import TrainedGPTModel  # most runs train the whole model
@@ -61,10 +67,16 @@ def parameter_rows(setup: Setup, stage: Stage) -> tuple[list[Row], list[Row]]:
         frozen.update(chunk.weight_classes)
     frozen.subtract(trained)
 
+    def dtype(weight: Weight) -> DType:
+        if not setup.fp8_param_gather:
+            return setup.compute_dtype
+        from memcalc.megatron.fp8_model import in_fp8
+
+        return fp8 if in_fp8(weight) else setup.compute_dtype
+
     def rows(classes: Counter[Weight]) -> list[Row]:
-        dtype = setup.compute_dtype
         return [
-            Row("parameters", w.name, w.shape, dtype, n, "always", "exact", SOURCES.get(w.component, _LAYERS))
+            Row("parameters", w.name, w.shape, dtype(w), n, "always", "exact", SOURCES.get(w.component, _LAYERS))
             for w, n in classes.items()
             if n
         ]

@@ -48,6 +48,7 @@ TOPICS: Final[Registry[Topic]] = Registry(
         "qlora",
         "frozen-axes",
         "megatron-lora",
+        "fp8",
         "kv-cache",
         "paged-attention",
         "tensor-parallel",
