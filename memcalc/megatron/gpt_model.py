@@ -331,14 +331,12 @@ class GPTModel(Program):
         self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None
     ) -> Tensor:
         mixed_qkv = self.column(m / "linear_qkv", tp, hidden_states, (m / "linear_qkv").optional("bias"))
-        batch, seq, _ = mixed_qkv.shape
-        heads = self.heads
+        (batch, seq, _), heads = mixed_qkv.shape, self.heads
         if self.shares_kv_heads:
             mixed_qkv = gathered_last_dim(tp, mixed_qkv, self.whole_qkv, "joined queries, keys and values")
             heads = self.group_heads
-            mixed_qkv = slice_of(
-                mixed_qkv, Dim("queries, key and value of a group", (heads.size + 2) * self.head_dim.size)
-            )
+            own = Dim("queries, key and value of a group", (heads.size + 2) * self.head_dim.size)
+            mixed_qkv = slice_of(mixed_qkv, own)
         query, key, value = split(mixed_qkv, merge(heads, self.head_dim), self.kv, self.kv)
         query = view(query, batch, seq, heads, self.head_dim)
         if self.shares_kv_heads:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.inputs.options import TWO_CHUNKS, Options, refuse
 from memcalc.optimizers import load_optimizer
 from memcalc.setup.batches import expert_imbalance_of, global_batch_size_of, seq_len_of
+from memcalc.setup.chosen_engine import checked_engine, with_engine
 from memcalc.setup.engine_checks import check_engine_of_model
 from memcalc.setup.fsdp1_options import fsdp1_options
 from memcalc.setup.generation_checks import with_generation
@@ -25,16 +26,13 @@ from memcalc.setup.methods import (
 from memcalc.setup.offload_checks import check_offload, offload_optimizer_of
 from memcalc.setup.optimizer_checks import (
     check_adam_mini,
-    check_engine_of_optimizer,
     check_fused_backward,
-    check_optimizer_of_deepspeed,
     check_optimizer_of_layers,
 )
-from memcalc.setup.parameter_server_checks import check_parameter_server, servers_of
+from memcalc.setup.parameter_server_checks import servers_of
 from memcalc.setup.precision_aware_options import precision_aware_options
 from memcalc.setup.quantized_checks import check_quantized, quantized_options
 from memcalc.setup.refusals import (
-    check_fsdp2,
     check_megatron,
     check_modelled,
     check_pipeline,
@@ -43,8 +41,7 @@ from memcalc.setup.setup import Setup
 from memcalc.setup.speeds import given_share, network_gbps
 from memcalc.setup.task_checks import check_task, precompute_reference_of, with_adapters_of_trl
 from memcalc.setup.tensor_dims_checks import check_grid, tp_depth_of
-from memcalc.setup.tuning_checks import adapter_options, check_ddp, check_tuning, input_require_grads_of
-from memcalc.setup.zero_checks import check_stage
+from memcalc.setup.tuning_checks import adapter_options, check_tuning, input_require_grads_of
 from memcalc.setup.zero_sizes import nvme_sizes, overlap_comm_of, zero_plus_plus_of, zero_sizes
 from memcalc.tasks.tasked import tasked
 
@@ -62,12 +59,12 @@ def resolve(options: Options, model: Model | None) -> Setup:
 
         check_layers(options)
     options = with_generation(options, model, data_parallel_degree(options))
-    model = None if model is None else tasked(model, _with_engine(options, model))
+    model = None if model is None else tasked(model, with_engine(options, model))
     if model is not None:
         check_optimizer_of_layers(options, model)
     check_grid(options)
     dp = data_parallel_degree(options)
-    engine = _engine(options, dp, model)
+    engine = checked_engine(options, dp, model)
     precision = precision_of(options, engine, model)
     check_tuning(options, engine, precision, model)
     check_quantized(options, engine, model)
@@ -294,75 +291,6 @@ def _pp_rank(options: Options) -> int | None:
     if options.pp_rank is not None and options.pp_rank >= options.pp:
         refuse("pp_rank", options.pp_rank, f"allowed: 0 to {options.pp - 1} (pp is {options.pp})")
     return options.pp_rank if options.pp > 1 else 0
-
-
-def _with_engine(options: Options, model: Model) -> Options:
-    """Return the options with the engine, if only a part of the model trains: engines differ in the weights that have names."""
-    if options.freeze is None and not options.lora_rank:
-        return options
-    return options._replace(engine=_engine_of(options, model))
-
-
-def _engine_of(options: Options, model: Model | None) -> str:
-    """Return the engine that was asked for, or the default one."""
-    own = load_optimizer(options.optimizer).only_engine
-    if options.engine is not None:
-        return options.engine
-    if model is not None and model.support.only_engine is not None:
-        return model.support.only_engine
-    if options.tp_dims != "1":
-        return "colossalai"
-    if options.autotp:
-        return "deepspeed"
-    if own is not None:
-        return own
-    if options.gpus == 1:
-        return "none"
-    if max(options.tp, options.pp, options.cp, options.ep) > 1:
-        return "fsdp2" if options.zero > 1 else "megatron"
-    return "deepspeed" if options.zero else "ddp"
-
-
-def _engine(options: Options, dp: int, model: Model | None) -> str:
-    engine = _engine_of(options, model)
-    parallel = max(options.tp, options.pp, options.cp, options.ep) > 1
-    if engine == "none" and options.gpus > 1:
-        if parallel:
-            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {_split_by(options, model)}")
-        engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
-        refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
-    check_stage(options, engine, states_only=model is None)
-    check_engine_of_optimizer(options, engine, states_only=model is None)
-    if engine == "fsdp2":
-        check_fsdp2(options, model)
-    if engine == "fsdp1":
-        from memcalc.setup.fsdp1_checks import check_fsdp1
-
-        check_fsdp1(options, model, dp)
-    if engine == "data-parallel":
-        from memcalc.setup.data_parallel_checks import check_data_parallel
-
-        check_data_parallel(options, model)
-    if engine == "parameter-server":
-        check_parameter_server(options, model)
-    if engine == "ddp":
-        check_ddp(model)
-    if engine == "deepspeed":
-        check_optimizer_of_deepspeed(options, states_only=model is None)
-    return engine
-
-
-def _split_by(options: Options, model: Model | None) -> str:
-    """Return the engines that split a model, in words."""
-    from memcalc.pipelining.schedules import NAMES  # only a refusal needs the schedules' files
-
-    if options.schedule in NAMES or (model is not None and not model.program.one_stack):
-        return "fsdp2 with --zero 2"
-    if options.schedule == "zero-bubble":
-        return "fsdp2 with --zero 2"
-    if options.schedule in ("gpipe", "interleaved"):
-        return "fsdp2" if options.zero > 1 else "megatron, fsdp2 with --zero 2"
-    return "fsdp2, deepspeed" if options.zero > 1 else "megatron, deepspeed"
 
 
 def _fp8(options: Options, engine: str, precision: str, seq_len: int | None, model: Model | None) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from memcalc.core.dtypes import DType, fp32
 from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, input_rows
 from memcalc.engines.fsdp2.backward_units import elements_of_blocks
 from memcalc.engines.fsdp2.engine import scale_rows, states_and_step
-from memcalc.engines.fsdp2.held import frozen_dtype, shape_in_unit, sharded_dtype
 from memcalc.engines.fsdp2.no_sync import NoSyncStep
+from memcalc.engines.fsdp2.sharded_part import frozen_dtype, shape_in_unit, sharded_dtype
 from memcalc.engines.fsdp2.stages import WaitingUnit
 from memcalc.engines.fsdp2.step import GATHERED, Sharding, Step, Unit
 from memcalc.offload.host import HostRow
