@@ -82,16 +82,19 @@ def _of_chunk(model: Model, chunk: GPTModel, choices: Choices, setup: Setup) -> 
     return Profile(run._replace(middle=cut.middle))
 
 
-def staged_ranks(model: Model, setup: Setup) -> list[Rank]:
-    """Return the ranks of stages of transformers' own layers. A profile covers a whole step, with all micro-batches."""
+def staged_ranks(model: Model, setup: Setup, *, fullest: bool = False) -> list[Rank]:
+    """Return the ranks of stages of transformers' own layers. A profile covers a whole step, with all micro-batches. `fullest`:
+    leave out ranks that another one has the highest peak of."""
     from memcalc.engines.fsdp2 import pipeline as engine
     from memcalc.engines.fsdp2.pipeline_sent import collectives_of
     from memcalc.pipelining.orders import most_in_flight, order
 
     assert setup.attention is not None and setup.cross_entropy is not None
     kernels = kernels_of(model, setup, setup.cross_entropy)
+    known = model.profiles.setdefault("actions", {})
     out: list[Rank] = []
-    for staged in engine.staged_ranks(model, setup):
+    every = engine.staged_ranks(model, setup)
+    for staged in engine.fullest_of(setup, every) if fullest else every:
         if setup.pp_rank not in (None, staged.number):
             continue
         holdings = engine.holdings_of(setup, staged)
@@ -107,7 +110,7 @@ def staged_ranks(model: Model, setup: Setup) -> list[Rank]:
             model.profiles,
             ("run", *alike, own_key, branch),
             setup.tokens_per_part,
-            partial(engine.trace_of, setup, staged, alike),
+            partial(engine.trace_of, setup, staged, alike, known),
         )
         key = ("profile", *choices, own_key, branch)
         made = made_once(model.profiles, key, setup.tokens_per_part, partial(engine.profile_of, holdings.hooks, base))
