@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.core.selective import per_op
 from memcalc.engines.rank import ONE_STATE, WHOLE_STEP, HoldingsAndSums, Rank, decides_holdings, sums_of
-from memcalc.engines.runs import kernels_of, made_once
+from memcalc.engines.runs import forget_old, kernels_of, made_once
 from memcalc.kernels import Kernels, kept_by_kernels
 from memcalc.layout.collectives import Collective
 from memcalc.tape.profile import Choices, Profile, cut_of, is_resizable
@@ -106,14 +106,12 @@ def staged_ranks(model: Model, setup: Setup, *, fullest: bool = False) -> list[R
         branch = program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
         alike = choices._replace(hooks=holdings.hooks.alike) if is_resizable(holdings.hooks) else choices
         own_key = engine.key_of(setup, staged)
-        base = made_once(
-            model.profiles,
-            ("run", *alike, own_key, branch),
-            setup.tokens_per_part,
-            partial(engine.trace_of, setup, staged, alike, known),
-        )
+        of_run = ("run", *alike, own_key, branch)
+        run = partial(engine.trace_of, setup, staged, alike, known)
+        base = made_once(model.profiles, of_run, setup.tokens_per_part, run)
         key = ("profile", *choices, own_key, branch)
         made = made_once(model.profiles, key, setup.tokens_per_part, partial(engine.profile_of, holdings.hooks, base))
+        forget_old(model.profiles, {of_run: len(base.log), key: len(base.log)})
         holdings = holdings._replace(step=(*holdings.step, *engine.in_flight_at_updates(setup, made)))
         actions = order(
             setup.schedule,

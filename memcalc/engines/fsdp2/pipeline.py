@@ -39,8 +39,8 @@ from memcalc.families.base.stack import common_pattern
 from memcalc.pipelining.encoded import ENCODED, EncodedStage
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
 from memcalc.pipelining.programs import HIDDEN_STATES, Stage
-from memcalc.pipelining.schedules.early_backward import one_forward_one_backward
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
+from memcalc.pipelining.schedules.early_backward import one_forward_one_backward
 from memcalc.pipelining.stashing import with_versions
 from memcalc.tape.profile import Choices, Moment, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace

@@ -179,7 +179,9 @@ class Repeating:
         key = kind, chunk, self.at, own.past, found.alike(own.blocks), self.last.past
         part = self.parts.get(key)
         is_last = kind == "forward" and not self.known.has_ended and self.frame.is_last(i)
-        if is_last:  # the last backward finds its output: it needs these tensors, and others whose backward may run before
+        if (
+            is_last
+        ):  # the last backward finds its output: it needs these tensors, and others whose backward may run before
             self._besides(chunk, ("forward",))
             self._besides(chunk, ("forward",))
         if part is None or is_last or self._wanted(chunk, i, own, part):
@@ -235,8 +237,8 @@ class Repeating:
         return None
 
     def _bring_tensors(self, chunk: int, i: int, own: MicroBatch) -> None:
-        """Give a micro-batch the tensors of one that has been through the same. If there are none, they are made. Raise OutOfStep
-        if that cannot be."""
+        """Give a micro-batch the tensors of one that has been through the same. If there are none, they are made. Raise
+        OutOfStep if that cannot be."""
         j = self._with_tensors(chunk, i, own)
         for bring in self._ways(chunk, own):
             if j is None:
@@ -284,7 +286,8 @@ class Repeating:
     def _backward_of_spare(self, chunk: int) -> None:
         """Run the backward of tensors that are none of the step's, without writing it."""
         for j, other in self.in_flight[chunk].items():
-            if j < 0 and self.kinds[other.past] == ("forward",) and other.paper is not None and other.paper is not self.last_tensors:
+            there = other.paper is not None and other.paper is not self.last_tensors
+            if j < 0 and there and self.kinds[other.past] == ("forward",):
                 act = partial(self.frame.act, Action("backward", chunk, j))
                 other.past, other.is_over = self._run(chunk, other, act, j, "backward").past, True
                 return
