@@ -261,7 +261,10 @@ def step_of(setup: Setup, rank: StagedRank, choices: Choices, known: Known | Non
     _held = _by_the_context(setup, rank, memory, size.batch, whole)
     memory.enter("forward", None)
     made = _run(setup, rank.number, paper, memory, known)
+    place = len(memory.log)
     del _held
+    if isinstance(made, Written):
+        made.log += memory.log[place:]  # blocks from before the first action, whose numbers are the same
     ends = made.ends if isinstance(made, Written) else [end for stage in paper for end in stage.forward_ends]
     once = tuple(sent for stage in paper for sent in stage.sent_once)
     return Trace(
