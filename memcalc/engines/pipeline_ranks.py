@@ -86,6 +86,7 @@ def staged_ranks(model: Model, setup: Setup, *, fullest: bool = False) -> list[R
     """Return the ranks of stages of transformers' own layers. A profile covers a whole step, with all micro-batches. `fullest`:
     leave out ranks that another one has the highest peak of."""
     from memcalc.engines.fsdp2 import pipeline as engine
+    from memcalc.engines.fsdp2.alike import fullest_of
     from memcalc.engines.fsdp2.pipeline_sent import collectives_of
     from memcalc.pipelining.orders import most_in_flight, order
 
@@ -94,7 +95,7 @@ def staged_ranks(model: Model, setup: Setup, *, fullest: bool = False) -> list[R
     known = model.profiles.setdefault("actions", {})
     out: list[Rank] = []
     every = engine.staged_ranks(model, setup)
-    for staged in engine.fullest_of(setup, every) if fullest else every:
+    for staged in fullest_of(setup, every) if fullest else every:
         if setup.pp_rank not in (None, staged.number):
             continue
         holdings = engine.holdings_of(setup, staged)

@@ -15,9 +15,10 @@ from memcalc.core.dtypes import fp32, int64
 from memcalc.core.rows import Row
 from memcalc.core.tensor import Memory, new_tensor
 from memcalc.engines.base.holdings import Holdings
+from memcalc.engines.fsdp2.alike import stages_of
 from memcalc.engines.fsdp2.engine import order_of, rows_of, sharded_dtype, states_and_step
 from memcalc.engines.fsdp2.pipeline_step import UPDATE, OneForwardOneBackward, PaperStage, Runtime, gpipe, play
-from memcalc.engines.fsdp2.repeated import Known, OutOfStep, Repeating, Written
+from memcalc.engines.fsdp2.repeated import Known, OutOfStep, Repeating
 from memcalc.engines.fsdp2.staged_rank import (
     BATCH,
     SEQ,
@@ -33,12 +34,13 @@ from memcalc.engines.fsdp2.staged_rank import (
 )
 from memcalc.engines.fsdp2.stages import StageStep
 from memcalc.engines.fsdp2.step import COPY_IN, Sharding
+from memcalc.engines.fsdp2.written import Written
 from memcalc.families.base.module import Input, Run, after_forward
 from memcalc.families.base.program import Program
 from memcalc.families.base.stack import common_pattern
 from memcalc.pipelining.encoded import ENCODED, EncodedStage
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
-from memcalc.pipelining.programs import HIDDEN_STATES, Stage
+from memcalc.pipelining.programs import HIDDEN_STATES
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
 from memcalc.pipelining.schedules.early_backward import one_forward_one_backward
 from memcalc.pipelining.stashing import with_versions
@@ -46,7 +48,7 @@ from memcalc.tape.profile import Choices, Moment, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping
 
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
@@ -197,10 +199,9 @@ def profile_of(hooks: object, run: Trace) -> Profile:
 
 
 def trace_of(setup: Setup, rank: StagedRank, choices: Choices, ranks: dict[Any, Any]) -> Trace:
-    """Run a step of this rank on paper, all micro-batches through its schedule. Of equal actions one is run. `ranks` has what is
-    known of the actions of others."""
+    """Run a step of this rank on paper, all its micro-batches. `ranks` has what is known of the actions of others."""
     if _repeats_itself(setup, rank):
-        stages = setup.schedule, _stages_of(setup, rank), Program.remainder(setup.tokens_per_part)
+        stages = setup.schedule, stages_of(setup, rank), Program.remainder(setup.tokens_per_part)
         of_program = rank.program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
         shards = setup.micro_batches if setup.shares_sequences else 0
         key = (*choices, stages, shards, of_program)
@@ -213,16 +214,14 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices, ranks: dict[Any, 
 
 
 def _repeats_itself(setup: Setup, rank: StagedRank) -> bool:
-    """Tell whether a rank has equal actions that need not run: with enough micro-batches, and weights that change between
-    gathered and freed with the chunk only."""
+    """Tell whether equal actions are looked for: with enough micro-batches, and the schedules of which that is known."""
     if not rank.program.one_stack or paper_micro_batches(setup, rank.number) < _MANY_MICRO_BATCHES:
         return False
     return setup.schedule in ("interleaved", "1f1b")
 
 
 def step_of(setup: Setup, rank: StagedRank, choices: Choices, known: Known | None) -> Trace:
-    """Run a step of this rank on paper. `known`: what is known of its actions, those that find the same are not run again, and
-    OutOfStep is raised if they have to be; None runs all."""
+    """Run a step of this rank on paper. Raise OutOfStep if known actions have to run; `known` None runs all of them."""
     memory = Memory(dict(choices.kernels.replaced))
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
     size = known.size if known else workload_size(setup.micro_batch_size, setup.tokens_per_part)
@@ -314,42 +313,7 @@ def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
     losses = _left_out(setup, rank) if any(span.last for span in rank.program.spans) else 0
     shards = setup.micro_batches if setup.shares_sequences else 0
-    return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, _stages_of(setup, rank)
-
-
-def _stages_of(setup: Setup, rank: StagedRank) -> tuple[Hashable, ...]:
-    """Return what decides the blocks of a rank's stages."""
-    return tuple((stage.span.first, stage.span.last, *_layers_of(setup, stage)) for stage in rank.program.stages)
-
-
-def _gradients(setup: Setup, stage: Stage) -> tuple[Hashable, ...]:
-    """Return where a stage has gradients; nothing if all of it trains."""
-    if not stage.has_frozen:
-        return ()
-    asks = setup.input_require_grads
-    return stage.input_wants_gradient(asks=asks), stage.backward_from(asks=asks)
-
-
-def fullest_of(setup: Setup, ranks: Sequence[StagedRank]) -> list[StagedRank]:
-    """Return the ranks of which one has the highest peak, the first and the last among them.
-
-    A rank that is neither and has the layers of the rank before it has fewer micro-batches in flight than that one, with
-    the schedules of which that is known.
-    """
-    if setup.schedule not in ("gpipe", "1f1b", "interleaved") or len(ranks) < 3:
-        return list(ranks)
-    middle = ranks[1:-1]
-    kinds = [[_layers_of(setup, stage) for stage in rank.program.stages] for rank in middle]
-    return [
-        ranks[0],
-        *(rank for rank, own, before in zip(middle, kinds, [None, *kinds], strict=False) if own != before),
-        ranks[-1],
-    ]
-
-
-def _layers_of(setup: Setup, stage: Stage) -> tuple[Hashable, ...]:
-    """Return what decides the blocks of a stage's layers."""
-    return (*_gradients(setup, stage), *(stage.variant(i) for i in range(stage.layers)))
+    return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages_of(setup, rank)
 
 
 def middle_of(rank: StagedRank) -> Middle:

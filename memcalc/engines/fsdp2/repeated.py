@@ -13,21 +13,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memcalc.core.tensor import Memory, Sent, StorageRow, Streamed, Work
+from memcalc.core.tensor import StorageRow
+from memcalc.engines.fsdp2.written import Name, Part, Written
 from memcalc.pipelining.actions import COMPUTES, Action, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from memcalc.core.dims import Dim, Size
+    from memcalc.core.tensor import Memory
     from memcalc.engines.fsdp2.pipeline_step import Frame, PaperStage
 
 _ENOUGH: Final = 3
-"""How often equal actions run, so that there are tensors for the actions that come later."""
-
-Name = tuple[int, int]
-"""A block of a micro-batch: the number of the action that has allocated it, and its number within the action."""
-
+"""The number of times that equal actions run, so that there are tensors for the actions that come later."""
 
 _LAST: Final = ("backward", "backward of weights", "send backward")
 """The actions behind which a micro-batch's tensors are gone."""
@@ -42,12 +40,12 @@ class OutOfStep(Exception):
 
 
 class Found(NamedTuple):
-    """What an action finds besides the tensors of its micro-batch."""
+    """The blocks and the state that an action finds besides the tensors of its micro-batch."""
 
     held: list[int | None]
     """The block in each place of the stage's units and of the schedule's variables."""
     rest: Hashable
-    """What else is known of the units."""
+    """The rest of what is known of the units."""
 
     def alike(self, own: dict[Name, int]) -> Hashable:
         """Return the same for all actions that find equal blocks: blocks by their names if the micro-batch has them, else by
@@ -55,32 +53,6 @@ class Found(NamedTuple):
         names: dict[int | None, Hashable] = {None: None}
         names.update({block: name for name, block in own.items()})
         return tuple([names.setdefault(block, place) for place, block in enumerate(self.held)]), self.rest
-
-
-class Part(NamedTuple):
-    """What an action has written: its part of the log, with the number of a block counted from its first one."""
-
-    log: list[int]
-    freed: list[tuple[int, Name | int]]
-    """The places in `log` that free an earlier block: one of the micro-batch by its name, or one by its place in `held`."""
-    rows: list[StorageRow]
-    segments: list[tuple[int, str, int | None]]
-    renamed: list[int]
-    ends: list[int]
-    sent: list[Sent]
-    work: list[Work]
-    streamed: list[Streamed]
-    stays: list[tuple[Name, int]]
-    """The blocks that the micro-batch keeps, with their numbers in this part."""
-    past: int
-    """The number of what the micro-batch has been through then."""
-    held: list[Name | int | None]
-    """The block in each place behind the action: a new one by its name, or one that was there by its place."""
-    rest: Hashable
-    at: tuple[str, int | None, str]
-    loss: Name | None
-    is_known: bool
-    """False if it touches a block of which nothing is known: it cannot be written."""
 
 
 class Tensors(dict[Name, int]):
@@ -104,35 +76,8 @@ class MicroBatch:
         self.is_over = False
 
 
-class Written:
-    """A run that is written, as `Memory` has one."""
-
-    def __init__(self, memory: Memory) -> None:
-        self.log, self.rows, self.segments = list(memory.log), list(memory.rows), list(memory.segments)
-        self.renamed, self.sent, self.work = set(memory.renamed), list(memory.sent), list(memory.work)
-        self.streamed = list(memory.streamed)
-        self.ends: list[int] = []
-
-    def write(self, part: Part, freed: Iterable[tuple[int, int]]) -> int:
-        """Write a part. `freed` are the earlier blocks that it frees, with the places in its log. Return the number of its
-        first block."""
-        place, first = len(self.log), len(self.rows)
-        events = [event + first if event >= 0 else event - first for event in part.log]
-        for where, block in freed:
-            events[where] = ~block
-        self.log += events
-        self.rows += part.rows
-        self.segments += [(place + where, phase, layer) for where, phase, layer in part.segments]
-        self.renamed.update([place + where for where in part.renamed])
-        self.ends += [place + where for where in part.ends]
-        self.sent += part.sent
-        self.work += part.work
-        self.streamed += part.streamed
-        return first
-
-
 class Known:
-    """What is known of actions, for all ranks that have the same stages."""
+    """The known actions of all ranks that have the same stages."""
 
     def __init__(self, size: Size, whole: Dim) -> None:
         self.size, self.whole = size, whole
@@ -157,7 +102,7 @@ class Repeating:
         """The blocks that were there before the first action."""
         self.at = memory.phase, memory.layer, memory.scope
         self.found = [self._found(stage) for stage in stages]
-        """What the next action of each chunk finds, as it is written."""
+        """The blocks and the state that the next action of each chunk finds, as it is written."""
         self.in_flight: list[dict[int, MicroBatch]] = [{} for _ in stages]
         """The micro-batches of each chunk. A negative number is none of the step's: it has tensors only."""
         self.last, self.last_tensors = MicroBatch(), Tensors()
