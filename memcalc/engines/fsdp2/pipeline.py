@@ -7,6 +7,7 @@ axes: dp, and cp if ranks share sequences.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim, workload_size
@@ -14,8 +15,10 @@ from memcalc.core.dtypes import fp32, int64
 from memcalc.core.rows import Row
 from memcalc.core.tensor import Memory, new_tensor
 from memcalc.engines.base.holdings import Holdings
+from memcalc.engines.fsdp2.alike import stages_of
 from memcalc.engines.fsdp2.engine import order_of, rows_of, sharded_dtype, states_and_step
-from memcalc.engines.fsdp2.pipeline_step import UPDATE, PaperStage, gpipe, one_forward_one_backward, runtime
+from memcalc.engines.fsdp2.pipeline_step import UPDATE, OneForwardOneBackward, PaperStage, Runtime, gpipe, play
+from memcalc.engines.fsdp2.repeated import Known, OutOfStep, Repeating
 from memcalc.engines.fsdp2.staged_rank import (
     BATCH,
     SEQ,
@@ -32,12 +35,15 @@ from memcalc.engines.fsdp2.staged_rank import (
 )
 from memcalc.engines.fsdp2.stages import StageStep
 from memcalc.engines.fsdp2.step import COPY_IN, Sharding
+from memcalc.engines.fsdp2.written import Written
 from memcalc.families.base.module import Input, Run, after_forward
+from memcalc.families.base.program import Program
 from memcalc.families.base.stack import common_pattern
 from memcalc.pipelining.encoded import ENCODED, EncodedStage
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
-from memcalc.pipelining.programs import HIDDEN_STATES, Stage
+from memcalc.pipelining.programs import HIDDEN_STATES
 from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
+from memcalc.pipelining.schedules.early_backward import one_forward_one_backward
 from memcalc.pipelining.stashing import with_versions
 from memcalc.tape.profile import Choices, Moment, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
@@ -53,6 +59,8 @@ if TYPE_CHECKING:
 __all__ = ["StagedRank", "staged_ranks"]
 
 STAGE: Final = "torch/distributed/pipelining/stage.py"
+_MANY_MICRO_BATCHES: Final = 6
+"""The micro-batches from which on equal actions are looked for."""
 _PERIODS: Final = 6
 """The number of periods of a stage's layers that are run on paper."""
 
@@ -195,12 +203,34 @@ def profile_of(hooks: object, run: Trace) -> Profile:
     return profile_of_steps(hooks.resized(run))
 
 
-def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
-    """Run a step of this rank on paper, all micro-batches through its schedule."""
+def trace_of(setup: Setup, rank: StagedRank, choices: Choices, ranks: dict[Any, Any]) -> Trace:
+    """Run a step of this rank on paper, all its micro-batches. `ranks` has what is known of the actions of others."""
+    if _repeats_itself(setup, rank):
+        stages = setup.schedule, stages_of(setup, rank), Program.remainder(setup.tokens_per_part)
+        of_program = rank.program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
+        shards = setup.micro_batches if setup.shares_sequences else 0
+        key = (*choices, stages, shards, of_program)
+        if key not in ranks:
+            size = workload_size(setup.micro_batch_size, setup.tokens_per_part)
+            ranks[key] = Known(size, rank.program.whole(size.seq))
+        with suppress(OutOfStep):
+            return step_of(setup, rank, choices, ranks[key])
+    return step_of(setup, rank, choices, None)
+
+
+def _repeats_itself(setup: Setup, rank: StagedRank) -> bool:
+    """Tell whether equal actions are looked for: with enough micro-batches, and the schedules of which that is known."""
+    if not rank.program.one_stack or paper_micro_batches(setup, rank.number) < _MANY_MICRO_BATCHES:
+        return False
+    return setup.schedule in ("interleaved", "1f1b")
+
+
+def step_of(setup: Setup, rank: StagedRank, choices: Choices, known: Known | None) -> Trace:
+    """Run a step of this rank on paper. Raise OutOfStep if known actions have to run; `known` None runs all of them."""
     memory = Memory(dict(choices.kernels.replaced))
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
-    size = workload_size(setup.micro_batch_size, setup.tokens_per_part)
-    whole = rank.program.whole(size.seq)
+    size = known.size if known else workload_size(setup.micro_batch_size, setup.tokens_per_part)
+    whole = known.whole if known else rank.program.whole(size.seq)
     shared, given = shared_by(rank), positions_of(rank, whole)
     parallel = rank.program.tensor_parallel
     shard = rank.program.between_layers(whole)
@@ -234,26 +264,29 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         paper[0].lead_to(paper[1], of_each_chunk(setup.schedule, paper_micro_batches(setup, rank.number)))
     _held = _by_the_context(setup, rank, memory, size.batch, whole)
     memory.enter("forward", None)
-    _run(setup, rank.number, paper)
+    made = _run(setup, rank.number, paper, memory, known)
+    place = len(memory.log)
     del _held
-    ends = tuple(sorted(end for stage in paper for end in stage.forward_ends))
+    if isinstance(made, Written):
+        made.log += memory.log[place:]  # blocks from before the first action, whose numbers are the same
+    ends = made.ends if isinstance(made, Written) else [end for stage in paper for end in stage.forward_ends]
     once = tuple(sent for stage in paper for sent in stage.sent_once)
     return Trace(
-        list(memory.log),
-        memory.rows,
-        memory.segments,
+        list(made.log),
+        made.rows,
+        made.segments,
         0,
         middle,
         "",
         choices.kernels,
-        tuple(memory.sent),
-        tuple(memory.work),
-        ends,
+        tuple(made.sent),
+        tuple(made.work),
+        tuple(sorted(ends)),
         once,
         _repeated(setup, rank, paper[0]),
-        frozenset(memory.renamed),
+        frozenset(made.renamed),
         pads_queries=memory.pads_queries,
-        streamed=tuple(memory.streamed),
+        streamed=tuple(made.streamed),
     )
 
 
@@ -289,22 +322,10 @@ def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     on the number of those that are not, whose losses are alive. If sequences are shared, every profile depends on the
     batch's shards.
     """
-    stages = tuple(
-        (span.first, span.last, *_gradients(setup, stage), *(stage.variant(i) for i in range(stage.layers)))
-        for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
-    )
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
     losses = _left_out(setup, rank) if any(span.last for span in rank.program.spans) else 0
     shards = setup.micro_batches if setup.shares_sequences else 0
-    return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages
-
-
-def _gradients(setup: Setup, stage: Stage) -> tuple[Hashable, ...]:
-    """Return where a stage has gradients; nothing if all of it trains."""
-    if not stage.has_frozen:
-        return ()
-    asks = setup.input_require_grads
-    return stage.input_wants_gradient(asks=asks), stage.backward_from(asks=asks)
+    return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages_of(setup, rank)
 
 
 def middle_of(rank: StagedRank) -> Middle:
@@ -337,14 +358,24 @@ def _repeated(setup: Setup, rank: StagedRank, stage: PaperStage) -> Repeated:
     return Repeated(stage.places["forward", i], stage.places["backward", i], more)
 
 
-def _run(setup: Setup, rank: int, paper: list[PaperStage]) -> None:
+def _run(setup: Setup, rank: int, paper: list[PaperStage], memory: Memory, known: Known | None) -> Memory | Written:
+    """Run a step, and return where it is written. `known`: what is known of its actions; None runs all of them."""
     micro_batches = paper_micro_batches(setup, rank)
     if setup.schedule == "gpipe":
         gpipe(paper[0], micro_batches)
-    elif setup.schedule == "1f1b":
-        one_forward_one_backward(paper[0], micro_batches, setup.pp - rank)
+        return memory
+    if setup.schedule == "1f1b":
+        frame = OneForwardOneBackward(paper[0], setup.pp - rank, micro_batches)
+        actions = one_forward_one_backward(setup.pp - rank, micro_batches)
     else:
-        runtime(paper, actions_of(setup, rank, micro_batches))
+        frame, actions = Runtime(paper), actions_of(setup, rank, micro_batches)
+    if known is None:
+        play(paper, frame, actions)
+        return memory
+    repeating = Repeating(memory, paper, frame, known)
+    for action in actions:
+        repeating.act(action)
+    return repeating.end()
 
 
 def paper_micro_batches(setup: Setup, rank: int) -> int:

@@ -8,7 +8,7 @@ for its backward. The caller keeps its list of losses, which the step fills anew
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from memcalc.core.autograd import Constant, Leaf, backward
 from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
@@ -45,7 +45,8 @@ class PaperStage:
         self.fwd_cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.bwd_cache: dict[int, Tensor | None] = {}
         self.backward_state: dict[int, tuple[Tensor, list[Group] | None, Tensor]] = {}
-        self.losses: list[Tensor] = []
+        self.losses: dict[int, Tensor] = {}
+        """The losses of micro-batches, in the order of their forwards."""
         self.losses_left_out: Tensor | None = None
         """The losses of micro-batches that are not run on paper."""
         self.received: dict[int, Tensor] = {}
@@ -115,9 +116,9 @@ class PaperStage:
             buffer.node = Constant(self.memory, buffer)
         return buffer
 
-    def compute_loss(self, output: Tensor) -> None:
+    def compute_loss(self, i: int, output: Tensor) -> None:
         if self.last:
-            self.losses.append(causal_lm_loss(self.run, output, self.tokens))
+            self.losses[i] = causal_lm_loss(self.run, output, self.tokens)
         self.forward_ends.append(len(self.memory.log))
 
     def backward_one_chunk(self, i: int) -> None:
@@ -182,9 +183,27 @@ class PaperStage:
 
     def update_losses(self) -> None:
         """Replace the losses of the previous step, which the caller has held (_update_losses)."""
-        for loss in self.losses:
+        for loss in self.losses.values():
             self.memory.relabel(loss.storage, (), "buffers", "loss", None)
+        self.forget_losses()
+
+    def forget_losses(self) -> None:
+        """Let go of the losses of micro-batches that are not run on paper."""
         self.losses_left_out = None
+
+    def exchange(self, i: int, j: int) -> None:
+        """Exchange the tensors of two micro-batches."""
+        for tensors in self._of_micro_batches():
+            found = {other: tensors.pop(one) for one, other in ((i, j), (j, i)) if one in tensors}
+            tensors.update(found)
+
+    def drop(self, i: int) -> None:
+        """Let go of the tensors of a micro-batch."""
+        for tensors in self._of_micro_batches():
+            tensors.pop(i, None)
+
+    def _of_micro_batches(self) -> tuple[dict[int, Any], ...]:
+        return self.fwd_cache, self.bwd_cache, self.backward_state, self.losses, self.received
 
     def update(self) -> None:
         """Update the weights, which takes the gradients, while micro-batches are in flight. What the update allocates is
@@ -222,7 +241,7 @@ def gpipe(stage: PaperStage, micro_batches: int) -> None:
         ops = None
         _output = stage.forward_one_chunk(i)
         ops = stage.fwd_sends(i)
-        stage.compute_loss(_output)
+        stage.compute_loss(i, _output)
         stage.places["forward", i] = range(begin, len(log))
     for i in range(micro_batches):
         begin = len(log)
@@ -235,37 +254,81 @@ def gpipe(stage: PaperStage, micro_batches: int) -> None:
     del ops
 
 
-def one_forward_one_backward(stage: PaperStage, micro_batches: int, warmup: int) -> None:
-    """Run Schedule1F1B._step_microbatches; `warmup` forwards come before the first backward."""
-    fwd = bwd = 0
-    _fwd_sends: list[Tensor] = []
-    for _ in range(warmup):
-        output = stage.forward_one_chunk(fwd)
-        _fwd_sends = stage.fwd_sends(fwd)
-        stage.compute_loss(output)
-        fwd += 1
-    while True:
-        stage.backward_one_chunk(bwd)
-        _bwd_sends = stage.bwd_sends(bwd)
-        bwd += 1
-        if fwd == micro_batches:
-            break
-        output = stage.forward_one_chunk(fwd)
-        stage.compute_loss(output)
-        _fwd_sends = stage.fwd_sends(fwd)
-        fwd += 1
-    while bwd < micro_batches:
-        stage.backward_one_chunk(bwd)
-        _bwd_sends = stage.bwd_sends(bwd)
-        bwd += 1
-    stage.update_losses()
-    stage.reduce()
+class Frame(Protocol):
+    """A rank's schedule: what each of its actions does, and the variables that hold tensors from one action to the next."""
+
+    keeps_output: bool
+    """True if a variable holds the output of the last forward."""
+
+    def act(self, action: Action) -> None: ...
+
+    def variables(self) -> list[int | None]:
+        """Return the numbers of the blocks that the variables hold, None in a place without one."""
+        ...
+
+    def is_last(self, i: int) -> bool:
+        """Tell whether a forward's output stays in a variable until the end."""
+        ...
+
+    def end(self) -> None:
+        """Do what comes behind the last action and the update of the losses."""
+        ...
 
 
-def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
-    """Run _PipelineScheduleRuntime._step_microbatches over the actions that it has made from an order (`lowered`)."""
-    for kind, chunk, i in actions:
-        stage = stages[chunk]
+class OneForwardOneBackward:
+    """Schedule1F1B._step_microbatches; `warmup` forwards come before the first backward."""
+
+    keeps_output = True
+
+    def __init__(self, stage: PaperStage, warmup: int, micro_batches: int) -> None:
+        self.stage, self.warmup, self.micro_batches = stage, warmup, micro_batches
+        self.output: Tensor | None = None
+        self.given: int | None = None
+        """The number of the block of the last forward's input, which the graph behind `output` holds."""
+        self.fwd_sends: list[Tensor] = []
+        self.bwd_sends: list[Tensor] = []
+
+    def act(self, action: Action) -> None:
+        stage, (kind, _, i) = self.stage, action
+        assert i is not None
+        if kind == "backward":
+            stage.backward_one_chunk(i)
+            self.bwd_sends = stage.bwd_sends(i)
+            return
+        self.output = stage.forward_one_chunk(i)
+        self.given = stage.fwd_cache[i][1].storage.index
+        if 0 <= i < self.warmup:
+            self.fwd_sends = stage.fwd_sends(i)
+            stage.compute_loss(i, self.output)
+        else:
+            stage.compute_loss(i, self.output)
+            self.fwd_sends = stage.fwd_sends(i)
+
+    def variables(self) -> list[int | None]:
+        held = self.output, (*self.fwd_sends, None)[0], (*self.bwd_sends, None)[0]
+        return [self.given, *(None if one is None else one.storage.index for one in held)]
+
+    def is_last(self, i: int) -> bool:
+        return i == self.micro_batches - 1
+
+    def end(self) -> None:
+        self.stage.reduce()
+        self.fwd_sends = []
+        self.output = self.given = None
+        self.bwd_sends = []
+
+
+class Runtime:
+    """_PipelineScheduleRuntime._step_microbatches over the actions that it has made from an order (`lowered`)."""
+
+    keeps_output = False
+
+    def __init__(self, stages: Sequence[PaperStage]) -> None:
+        self.stages = stages
+
+    def act(self, action: Action) -> None:
+        kind, chunk, i = action
+        stage = self.stages[chunk]
         if kind in COMPUTES:
             stage.hooks.wait_for_all()
         if i is None:
@@ -277,7 +340,7 @@ def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
             }[kind]()
         elif kind == "forward":
             output = stage.forward_one_chunk(i)
-            stage.compute_loss(output)
+            stage.compute_loss(i, output)
             stage.lead_on(i, output)
             del output
         elif kind == "backward":
@@ -289,8 +352,23 @@ def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
         elif kind == "send backward":
             stage.bwd_sends(i)
         if i is not None and kind in ("backward", "backward of inputs"):
-            for before in stages:
+            for before in self.stages:
                 if before.following is stage:
                     stage.lead_back(before, i)
+
+    def variables(self) -> list[int | None]:
+        return []
+
+    def is_last(self, i: int) -> bool:
+        return False
+
+    def end(self) -> None: ...
+
+
+def play(stages: Sequence[PaperStage], frame: Frame, actions: Sequence[Action]) -> None:
+    """Run a schedule's actions, each by itself."""
+    for action in actions:
+        frame.act(action)
     for stage in stages:
         stage.update_losses()
+    frame.end()
