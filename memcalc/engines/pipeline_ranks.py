@@ -91,6 +91,7 @@ def staged_ranks(model: Model, setup: Setup, *, fullest: bool = False) -> list[R
     from memcalc.engines.fsdp2 import pipeline as engine
     from memcalc.engines.fsdp2.alike import fullest_of
     from memcalc.engines.fsdp2.pipeline_sent import collectives_of
+    from memcalc.engines.fsdp2.staged_holdings import holdings_of, steady_micro_batches
     from memcalc.pipelining.orders import most_in_flight, order
 
     assert setup.attention is not None and setup.cross_entropy is not None
@@ -101,7 +102,7 @@ def staged_ranks(model: Model, setup: Setup, *, fullest: bool = False) -> list[R
     for staged in fullest_of(setup, every) if fullest else every:
         if setup.pp_rank not in (None, staged.number):
             continue
-        holdings = engine.holdings_of(setup, staged)
+        holdings = holdings_of(setup, staged)
         choices = Choices(
             setup.compute_dtype, setup.attention, setup.recompute != "none", False, kernels=kernels, hooks=holdings.hooks,
             policy=per_op if setup.recompute == "op" else None, input_require_grads=setup.input_require_grads,
@@ -121,7 +122,7 @@ def staged_ranks(model: Model, setup: Setup, *, fullest: bool = False) -> list[R
             setup.schedule,
             staged.number,
             setup.pp,
-            engine.steady_micro_batches(setup, staged.number),
+            steady_micro_batches(setup, staged.number),
             setup.virtual_stages,
         )
         sends = partial(collectives_of, rank=staged, made=made)

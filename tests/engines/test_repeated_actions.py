@@ -30,7 +30,7 @@ SETUPS: list[dict[str, Any]] = [
     {"schedule": "1f1b", "zero": 3, "cp": 2, "attention": "sdpa"},
     {"schedule": "interleaved", "virtual_stages": 2, "zero": 3},
     {"schedule": "interleaved", "virtual_stages": 2, "zero": 2, "recompute": "op", "precision": "bf16"},
-    {"schedule": "interleaved", "virtual_stages": 2, "zero": 3, "tp": 2, "lora_rank": 4},
+    {"schedule": "interleaved", "virtual_stages": 2, "zero": 3, "tp": 2, "lora_rank": 4, "lora_targets": "q_proj,v_proj"},
 ]
 
 

@@ -1,27 +1,23 @@
-"""One rank's step of torch.distributed.pipelining on paper: its stages, and the schedule that runs them.
+"""One rank's stages of torch.distributed.pipelining on paper; schedules_on_paper.py has the schedules that run them.
 
 Variables are bound where the real code binds them, because they decide what stays alive: _PipelineStageBase in
-torch/distributed/pipelining/stage.py, ScheduleGPipe, Schedule1F1B and _PipelineScheduleRuntime in schedules.py. The
-caller asks for no outputs (`step(..., return_outputs=False)`), so the last stage keeps the logits of a micro-batch only
-for its backward. The caller keeps its list of losses, which the step fills anew.
+torch/distributed/pipelining/stage.py. The caller asks for no outputs (`step(..., return_outputs=False)`), so the last
+stage keeps the logits of a micro-batch only for its backward. The caller keeps its list of losses, which the step fills
+anew.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.autograd import Constant, Leaf, backward
 from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
 from memcalc.engines.fsdp2.stages import StageStep
 from memcalc.families.base.blocks import causal_lm_loss
 from memcalc.pipelining.halves import Group, stage_backward_input, stage_backward_weight
-from memcalc.pipelining.orders import COMPUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from memcalc.families.base.module import Run
-    from memcalc.pipelining.orders import Action
     from memcalc.pipelining.programs import Stage
 
 
@@ -49,6 +45,8 @@ class PaperStage:
         """The losses of micro-batches, in the order of their forwards."""
         self.losses_left_out: Tensor | None = None
         """The losses of micro-batches that are not run on paper."""
+        self.last_given: int | None = None
+        """The number of the block of the last forward's input; None if it takes several."""
         self.received: dict[int, Tensor] = {}
         """The inputs of micro-batches, which are never freed."""
         self.forward_ends: list[int] = []
@@ -80,6 +78,7 @@ class PaperStage:
         given = self.tokens if self.first else self._input(i)
         output = self._submod(given)
         self.fwd_cache[i] = (output, given)
+        self.last_given = given.storage.index
         return output
 
     def lead_on(self, i: int, output: Tensor) -> None:
@@ -230,145 +229,3 @@ def taken(given: Tensor) -> Tensor | None:
         return None
     gradient, given.node.grad = given.node.grad, None
     return gradient
-
-
-def gpipe(stage: PaperStage, micro_batches: int) -> None:
-    """Run ScheduleGPipe._step_microbatches."""
-    _output = ops = None
-    log = stage.memory.log
-    for i in range(micro_batches):
-        begin = len(log)
-        ops = None
-        _output = stage.forward_one_chunk(i)
-        ops = stage.fwd_sends(i)
-        stage.compute_loss(i, _output)
-        stage.places["forward", i] = range(begin, len(log))
-    for i in range(micro_batches):
-        begin = len(log)
-        ops = None
-        stage.backward_one_chunk(i)
-        ops = stage.bwd_sends(i)
-        stage.places["backward", i] = range(begin, len(log))
-    stage.update_losses()
-    stage.reduce()
-    del ops
-
-
-class Frame(Protocol):
-    """A rank's schedule: what each of its actions does, and the variables that hold tensors from one action to the next."""
-
-    keeps_output: bool
-    """True if a variable holds the output of the last forward."""
-
-    def act(self, action: Action) -> None: ...
-
-    def variables(self) -> list[int | None]:
-        """Return the numbers of the blocks that the variables hold, None in a place without one."""
-        ...
-
-    def is_last(self, i: int) -> bool:
-        """Tell whether a forward's output stays in a variable until the end."""
-        ...
-
-    def end(self) -> None:
-        """Do what comes behind the last action and the update of the losses."""
-        ...
-
-
-class OneForwardOneBackward:
-    """Schedule1F1B._step_microbatches; `warmup` forwards come before the first backward."""
-
-    keeps_output = True
-
-    def __init__(self, stage: PaperStage, warmup: int, micro_batches: int) -> None:
-        self.stage, self.warmup, self.micro_batches = stage, warmup, micro_batches
-        self.output: Tensor | None = None
-        self.given: int | None = None
-        """The number of the block of the last forward's input, which the graph behind `output` holds."""
-        self.fwd_sends: list[Tensor] = []
-        self.bwd_sends: list[Tensor] = []
-
-    def act(self, action: Action) -> None:
-        stage, (kind, _, i) = self.stage, action
-        assert i is not None
-        if kind == "backward":
-            stage.backward_one_chunk(i)
-            self.bwd_sends = stage.bwd_sends(i)
-            return
-        self.output = stage.forward_one_chunk(i)
-        self.given = stage.fwd_cache[i][1].storage.index
-        if 0 <= i < self.warmup:
-            self.fwd_sends = stage.fwd_sends(i)
-            stage.compute_loss(i, self.output)
-        else:
-            stage.compute_loss(i, self.output)
-            self.fwd_sends = stage.fwd_sends(i)
-
-    def variables(self) -> list[int | None]:
-        held = self.output, (*self.fwd_sends, None)[0], (*self.bwd_sends, None)[0]
-        return [self.given, *(None if one is None else one.storage.index for one in held)]
-
-    def is_last(self, i: int) -> bool:
-        return i == self.micro_batches - 1
-
-    def end(self) -> None:
-        self.stage.reduce()
-        self.fwd_sends = []
-        self.output = self.given = None
-        self.bwd_sends = []
-
-
-class Runtime:
-    """_PipelineScheduleRuntime._step_microbatches over the actions that it has made from an order (`lowered`)."""
-
-    keeps_output = False
-
-    def __init__(self, stages: Sequence[PaperStage]) -> None:
-        self.stages = stages
-
-    def act(self, action: Action) -> None:
-        kind, chunk, i = action
-        stage = self.stages[chunk]
-        if kind in COMPUTES:
-            stage.hooks.wait_for_all()
-        if i is None:
-            {
-                "unshard": stage.hooks.unshard_all,
-                "reshard": stage.hooks.reshard_all,
-                "reduce": stage.reduce,
-                "update": stage.update,
-            }[kind]()
-        elif kind == "forward":
-            output = stage.forward_one_chunk(i)
-            stage.compute_loss(i, output)
-            stage.lead_on(i, output)
-            del output
-        elif kind == "backward":
-            stage.backward_one_chunk(i)
-        elif kind == "backward of inputs":
-            stage.backward_input_one_chunk(i)
-        elif kind == "backward of weights":
-            stage.backward_weight_one_chunk(i)
-        elif kind == "send backward":
-            stage.bwd_sends(i)
-        if i is not None and kind in ("backward", "backward of inputs"):
-            for before in self.stages:
-                if before.following is stage:
-                    stage.lead_back(before, i)
-
-    def variables(self) -> list[int | None]:
-        return []
-
-    def is_last(self, i: int) -> bool:
-        return False
-
-    def end(self) -> None: ...
-
-
-def play(stages: Sequence[PaperStage], frame: Frame, actions: Sequence[Action]) -> None:
-    """Run a schedule's actions, each by itself."""
-    for action in actions:
-        frame.act(action)
-    for stage in stages:
-        stage.update_losses()
-    frame.end()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from memcalc.core.tensor import Memory, Sent, StorageRow, Streamed, Work
+    from memcalc.engines.fsdp2.pipeline_step import PaperStage
 
 Name = tuple[int, int]
 """A block of a micro-batch: the number of the action that has allocated it, and its number within the action."""
+
+
+NEW: Final = -1
+"""Stands in a name for the action itself, if the micro-batch does not have the block."""
 
 
 class Part(NamedTuple):
@@ -37,6 +42,8 @@ class Part(NamedTuple):
     loss: Name | None
     is_known: bool
     """False if it touches a block of which nothing is known: it cannot be written."""
+    sent_once: list[Sent]
+    """The collectives of a step's one reduction."""
 
 
 class Written:
@@ -47,6 +54,7 @@ class Written:
         self.renamed, self.sent, self.work = set(memory.renamed), list(memory.sent), list(memory.work)
         self.streamed = list(memory.streamed)
         self.ends: list[int] = []
+        self.sent_once: list[Sent] = []
 
     def write(self, part: Part, freed: Iterable[tuple[int, int]]) -> int:
         """Write a part. `freed` are the earlier blocks that it frees, with the places in its log. Return the number of its
@@ -64,3 +72,12 @@ class Written:
         self.work += part.work
         self.streamed += part.streamed
         return first
+
+
+def written(memory: Memory, stages: Iterable[PaperStage]) -> Written:
+    """Return a run whose actions have all run."""
+    out = Written(memory)
+    for stage in stages:
+        out.ends += stage.forward_ends
+        out.sent_once += stage.sent_once
+    return out
