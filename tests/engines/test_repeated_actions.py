@@ -8,10 +8,10 @@ import pytest
 
 import memcalc
 from memcalc.engines.fsdp2 import pipeline, pipeline_step
-from memcalc.engines.fsdp2.repeated import OutOfStep
+from memcalc.engines.fsdp2.known import OutOfStep
 
 if TYPE_CHECKING:
-    from memcalc.engines.fsdp2.repeated import Known
+    from memcalc.engines.fsdp2.known import Known
     from memcalc.engines.fsdp2.staged_rank import StagedRank
     from memcalc.setup.setup import Setup
     from memcalc.tape.profile import Choices
@@ -30,7 +30,14 @@ SETUPS: list[dict[str, Any]] = [
     {"schedule": "1f1b", "zero": 3, "cp": 2, "attention": "sdpa"},
     {"schedule": "interleaved", "virtual_stages": 2, "zero": 3},
     {"schedule": "interleaved", "virtual_stages": 2, "zero": 2, "recompute": "op", "precision": "bf16"},
-    {"schedule": "interleaved", "virtual_stages": 2, "zero": 3, "tp": 2, "lora_rank": 4, "lora_targets": "q_proj,v_proj"},
+    {
+        "schedule": "interleaved",
+        "virtual_stages": 2,
+        "zero": 3,
+        "tp": 2,
+        "lora_rank": 4,
+        "lora_targets": "q_proj,v_proj",
+    },
 ]
 
 
@@ -83,6 +90,35 @@ def test_forwards_do_not_grow_with_micro_batches_and_ranks(
     config = TINY | {"num_hidden_layers": 6 * 2 * options.get("virtual_stages", 1)}
     _ = estimated(config, options, pp=6, many=24).peak
     assert 0 < len(forwards) <= most
+
+
+def test_a_rank_whose_actions_are_known_runs_none(monkeypatch: pytest.MonkeyPatch, forwards: list[int]) -> None:
+    """The ranks in the middle of a deep pipeline of chunks."""
+    step_of, of_ranks = pipeline.step_of, dict[int, int]()
+
+    def counted(setup: Setup, rank: StagedRank, choices: Choices, known: Known | None) -> Trace:
+        before = len(forwards)
+        out = step_of(setup, rank, choices, known)
+        of_ranks[rank.number] = len(forwards) - before
+        return out
+
+    monkeypatch.setattr(pipeline, "step_of", counted)
+    options = {"schedule": "interleaved", "virtual_stages": 2, "zero": 2}
+    _ = estimated(TINY | {"num_hidden_layers": 32}, options, pp=8, many=16).peak
+    assert set(of_ranks) == set(range(8))
+    assert of_ranks[0] > 0
+    assert sum(runs == 0 for runs in of_ranks.values()) >= 3
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_an_encoder_and_a_decoder_run_all_actions(pp: int, forwards: list[int]) -> None:
+    """Their stages take several inputs, so no action of theirs is looked for."""
+    t5 = {
+        "model_type": "t5", "d_model": 64, "d_kv": 16, "num_heads": 4, "num_layers": 4, "num_decoder_layers": 4, "d_ff": 128,
+        "vocab_size": 96, "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert estimated(t5, {"schedule": "1f1b", "zero": 2}, pp=pp).peak > 0
+    assert len(forwards) >= pp * pp
 
 
 def test_no_action_is_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:

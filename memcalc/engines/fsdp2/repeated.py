@@ -39,19 +39,16 @@ class Repeating(Writing):
     def _part(self, key: Hashable, action: Action | None, own: MicroBatch) -> Part:
         """Return the part of the log of an action, which runs if that is not known or if others need its tensors."""
         if action is None or action.micro_batch is None:
-            chunk = 0 if action is None else action.chunk
+            chunk, what = (0, self.frame.end) if action is None else (action.chunk, partial(self.frame.act, action))
             self._bring_in_step(chunk)
-            self.parts[key] = self._run(
-                chunk, own, self.frame.end if action is None else partial(self.frame.act, action)
-            )
+            self.parts[key] = self._run(chunk, own, what)
             return self.parts[key]
         kind, chunk, i = action
         assert i is not None
         part = self.parts.get(key)
         is_last = kind == "forward" and not self.known.has_ended and self.frame.is_last(i)
-        if (
-            is_last
-        ):  # the last backward finds its output: it needs these tensors, and others whose backward may run before
+        if is_last:
+            # The last backward finds its output: it needs these tensors, and others whose backward may run before.
             self._besides(chunk, ("forward",))
             self._besides(chunk, ("forward",))
         if part is None or is_last or self._wanted(chunk, i, own, part):
