@@ -110,15 +110,15 @@ def test_a_rank_whose_actions_are_known_runs_none(monkeypatch: pytest.MonkeyPatc
     assert sum(runs == 0 for runs in of_ranks.values()) >= 3
 
 
-@pytest.mark.parametrize("pp", [2, 4])
-def test_an_encoder_and_a_decoder_run_all_actions(pp: int, forwards: list[int]) -> None:
+def test_an_encoder_and_a_decoder_run_all_actions() -> None:
     """Their stages take several inputs, so no action of theirs is looked for."""
     t5 = {
         "model_type": "t5", "d_model": 64, "d_kv": 16, "num_heads": 4, "num_layers": 4, "num_decoder_layers": 4, "d_ff": 128,
         "vocab_size": 96, "tie_word_embeddings": False,
     }  # fmt: skip
-    assert estimated(t5, {"schedule": "1f1b", "zero": 2}, pp=pp).peak > 0
-    assert len(forwards) >= pp * pp
+    report = estimated(t5, {"schedule": "1f1b", "zero": 2})
+    assert report.peak > 0
+    assert report.model.profiles["actions"] == {}
 
 
 def test_no_action_is_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
