@@ -16,6 +16,7 @@ from command import environment
 import memcalc
 from memcalc.engines import ranks
 from memcalc.engines.deepspeed import zero3_step
+from memcalc.engines.fsdp2.pipeline_step import PaperStage
 from memcalc.engines.megatron import engine as megatron
 from memcalc.report.table import print_report
 from memcalc.tape import played, profile, resized
@@ -78,6 +79,28 @@ def test_no_stack_is_run_at_its_depth(name: str, engine: dict[str, Any], runs: l
     deep = [depth for depth in runs if depth > 2]  # one or two tell in which order gradients are ready
     assert len(deep) == 1
     assert deep[0] < report.model.layers / 3
+
+
+@pytest.mark.parametrize(("engine", "layers"), [("deepspeed", 20), ("fsdp2", 26)])
+def test_a_stack_with_a_long_period_is_run_with_few_of_them(engine: str, layers: int, runs: list[int]) -> None:
+    """Two periods of six layers, the ends, and what is left of 62 layers."""
+    _ = memcalc.estimate("gemma-3-27b", gpus=64, engine=engine, zero=3).peak
+    assert runs == [layers]
+
+
+def test_a_deep_pipeline_runs_few_of_its_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the 512 forwards of 16 micro-batches through 32 chunks."""
+    made: list[int] = []
+    forward = PaperStage.forward_one_chunk
+
+    def counted(self: PaperStage, i: int) -> Any:
+        made.append(i)
+        return forward(self, i)
+
+    monkeypatch.setattr(PaperStage, "forward_one_chunk", counted)
+    deep = {"engine": "fsdp2", "zero": 2, "pp": 8, "schedule": "interleaved", "virtual_stages": 4}
+    _ = memcalc.estimate("llama-7b", gpus=64, global_batch_size=128, **deep).peak
+    assert 0 < len(made) <= 150
 
 
 def test_rank_counts_batches_lengths_and_stages_share_runs(runs: list[int]) -> None:

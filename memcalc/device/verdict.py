@@ -114,7 +114,30 @@ def _worst(verdicts: list[Verdict]) -> list[Verdict]:
     return [one for one in verdicts if WORST_LAST.index(one.answer) == worst]
 
 
+def is_fit(ranks: list[Report], capacity: int) -> bool:
+    """Return True if the verdict of all ranks is a fit. Other answers are not told apart, which takes longer."""
+    found = [_decided(rank, capacity) for rank in ranks]
+    return all(one is not None and one.fits for one in found)
+
+
 def _of_one(rank: Report, capacity: int) -> Verdict:
+    decided = _decided(rank, capacity)
+    if decided is not None:
+        return decided
+    besides, safe = outside(rank), sure(capacity)
+    if rank.counted + besides > capacity:
+        return Verdict("no", capacity, rank)
+    from memcalc.device.expandable import ExpandableAllocator
+
+    if _within(rank, ExpandableAllocator(safe - besides)) is not None:
+        return Verdict("expandable", capacity, rank)
+    if _first_look(rank, capacity).run is not None or rank.played_within(capacity - besides) is not None:
+        return Verdict("uncertain", capacity, rank)
+    return Verdict("no", capacity, rank)
+
+
+def _decided(rank: Report, capacity: int) -> Verdict | None:
+    """Return a rank's verdict if it is a fit, or known without a run; else None: the run does not fit as it is."""
     besides, safe = outside(rank), sure(capacity)
     look = _first_look(rank, capacity)
     if look.run is None and (look.answer != "no" or rank.peak + besides > capacity):
@@ -123,15 +146,7 @@ def _of_one(rank: Report, capacity: int) -> Verdict:
         return Verdict("fits", capacity, rank)
     if look.run is not None and look.run.steady and _goes_on_up_to(rank, safe - besides, capacity - besides):
         return Verdict("tight", capacity, rank, look.run if rank.device > capacity else None)
-    if rank.counted + besides > capacity:
-        return Verdict("no", capacity, rank)
-    from memcalc.device.expandable import ExpandableAllocator
-
-    if _within(rank, ExpandableAllocator(safe - besides)) is not None:
-        return Verdict("expandable", capacity, rank)
-    if look.run is not None or rank.played_within(capacity - besides) is not None:
-        return Verdict("uncertain", capacity, rank)
-    return Verdict("no", capacity, rank)
+    return None
 
 
 def _first_look(rank: Report, capacity: int) -> Verdict:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.core.selective import per_op
 from memcalc.engines.rank import ONE_STATE, WHOLE_STEP, HoldingsAndSums, Rank, decides_holdings, sums_of
-from memcalc.engines.runs import kernels_of, made_once
+from memcalc.engines.runs import forget_old, kernels_of, made_once
 from memcalc.kernels import Kernels, kept_by_kernels
 from memcalc.layout.collectives import Collective
 from memcalc.tape.profile import Choices, Cut, Profile, cut_of, is_resizable
@@ -85,19 +85,24 @@ def _of_chunk(model: Model, chunk: GPTModel, choices: Choices, setup: Setup) -> 
     return Profile(run._replace(middle=cut.middle))
 
 
-def staged_ranks(model: Model, setup: Setup) -> list[Rank]:
-    """Return the ranks of stages of transformers' own layers. A profile covers a whole step, with all micro-batches."""
+def staged_ranks(model: Model, setup: Setup, *, fullest: bool = False) -> list[Rank]:
+    """Return the ranks of stages of transformers' own layers. A profile covers a whole step, with all micro-batches. `fullest`:
+    leave out ranks that another one has the highest peak of."""
     from memcalc.engines.fsdp2 import pipeline as engine
+    from memcalc.engines.fsdp2.alike import fullest_of
     from memcalc.engines.fsdp2.pipeline_sent import collectives_of
+    from memcalc.engines.fsdp2.staged_holdings import holdings_of, steady_micro_batches
     from memcalc.pipelining.orders import most_in_flight, order
 
     assert setup.attention is not None and setup.cross_entropy is not None
     kernels = kernels_of(model, setup, setup.cross_entropy)
+    known = model.profiles.setdefault("actions", {})
     out: list[Rank] = []
-    for staged in engine.staged_ranks(model, setup):
+    every = engine.staged_ranks(model, setup)
+    for staged in fullest_of(setup, every) if fullest else every:
         if setup.pp_rank not in (None, staged.number):
             continue
-        holdings = engine.holdings_of(setup, staged)
+        holdings = holdings_of(setup, staged)
         choices = Choices(
             setup.compute_dtype, setup.attention, setup.recompute != "none", False, kernels=kernels, hooks=holdings.hooks,
             policy=per_op if setup.recompute == "op" else None, input_require_grads=setup.input_require_grads,
@@ -106,20 +111,18 @@ def staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         branch = program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
         alike = choices._replace(hooks=holdings.hooks.alike) if is_resizable(holdings.hooks) else choices
         own_key = engine.key_of(setup, staged)
-        base = made_once(
-            model.profiles,
-            ("run", *alike, own_key, branch),
-            setup.tokens_per_part,
-            partial(engine.trace_of, setup, staged, alike),
-        )
+        of_run = ("run", *alike, own_key, branch)
+        run = partial(engine.trace_of, setup, staged, alike, known)
+        base = made_once(model.profiles, of_run, setup.tokens_per_part, run)
         key = ("profile", *choices, own_key, branch)
         made = made_once(model.profiles, key, setup.tokens_per_part, partial(engine.profile_of, holdings.hooks, base))
+        forget_old(model.profiles, {of_run: len(base.log), key: len(base.log)})
         holdings = holdings._replace(step=(*holdings.step, *engine.in_flight_at_updates(setup, made)))
         actions = order(
             setup.schedule,
             staged.number,
             setup.pp,
-            engine.steady_micro_batches(setup, staged.number),
+            steady_micro_batches(setup, staged.number),
             setup.virtual_stages,
         )
         sends = partial(collectives_of, rank=staged, made=made)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 
-def ranks(model: Any, setup: Setup) -> list[Rank]:
-    """Return the rank that was asked for, or all."""
+def ranks(model: Any, setup: Setup, *, fullest: bool = False) -> list[Rank]:
+    """Return the rank that was asked for, or all. `fullest`: ranks may be left out that others are as full as."""
     if not isinstance(model, Model):
         holdings, sums = _holdings(model, setup)[0]
         return [Rank(0, holdings, sums, (), (), 0, _nothing, list[Collective])]
@@ -36,7 +36,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
             return pipelines.megatron_ranks(model, setup)
         if setup.engine == "deepspeed":
             return pipelines.deepspeed_stages(model, setup)
-        run = pipelines.staged_ranks
+        run = partial(pipelines.staged_ranks, fullest=fullest)
     return [rank._replace(cp=cp) for cp, own in parts_of(model, setup).items() for rank in run(own, setup)]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from memcalc.families.base.program import Program
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
@@ -67,3 +67,20 @@ def made_once(profiles: dict[Any, Any], key: tuple[Hashable, ...], seq: int, mak
         found[remainder if new.pads_queries else None] = new
         return new
     return found[remainder]
+
+
+_MOST_EVENTS: Final = 10_000_000
+"""The events of the logs that are kept, some 50 bytes each."""
+
+
+def forget_old(profiles: dict[Any, Any], used: Mapping[tuple[Hashable, ...], int]) -> None:
+    """Forget the long runs that were used longest ago, if all that are kept have too many events together. `used`: the keys
+    that have just been used, with the events of their runs."""
+    kept: dict[tuple[Hashable, ...], int] = profiles.setdefault("long runs", {})
+    for key, events in used.items():
+        kept.pop(key, None)
+        kept[key] = events
+    while sum(kept.values()) > _MOST_EVENTS and len(kept) > len(used):
+        oldest = next(iter(kept))
+        del kept[oldest]
+        profiles.pop(oldest, None)

@@ -49,8 +49,11 @@ class Report(OnDevice):
         peaks: RankPeaks | None = None,
         given: Mapping[str, Any] | None = None,
         files: FromFiles | None = None,
+        *,
+        fullest: bool = False,
     ) -> None:
-        """Report on the worst rank of a setup, or on the rank of `peaks`.
+        """Report on the worst rank of a setup, or on the rank of `peaks`. `fullest`: `rank_peaks` and `each_rank` may lack ranks
+        that are no fuller than others.
 
         `given` has the options that `setup` was resolved from, to tell them from defaults; None if `setup` was not resolved
         from options. `files`: what configuration files said of them; None without one.
@@ -65,7 +68,7 @@ class Report(OnDevice):
 
             self.gpu = load_gpu(setup.gpu)
         self._batch, self._seq = setup.micro_batch_size, setup.tokens_per_part
-        self._peaks_of_ranks = [peaks] if peaks else self._worst_of_stages(ranks(model, setup))
+        self._peaks_of_ranks = [peaks] if peaks else self._worst_of_stages(ranks(model, setup, fullest=fullest))
         self.rank_peaks = {one.rank.number: max(one.phases.values()) for one in self._peaks_of_ranks}
         self._take(max(self._peaks_of_ranks, key=lambda one: self.rank_peaks[one.rank.number]))
 
@@ -269,6 +272,15 @@ class Report(OnDevice):
         from memcalc.device.verdict import verdict_of
 
         return verdict_of(self._fullest, self.gpu.capacity)
+
+    @cached_property
+    def is_fit(self) -> bool:
+        """Return True if `fits` is, without what tells the other answers apart."""
+        if self.gpu is None or "verdict" in self.__dict__:
+            return self.fits is True
+        from memcalc.device.verdict import is_fit
+
+        return is_fit(self._fullest, self.gpu.capacity)
 
     @cached_property
     def first_look(self) -> Verdict | None:

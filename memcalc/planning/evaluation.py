@@ -166,11 +166,13 @@ class Evaluator:
 
     @without_collections()
     def exact(self, layout: Layout) -> Exact:
-        """Return the peak and the time of a layout's own run. The first stage of a pipeline holds most, so it comes first."""
+        """Return the peak and the time of a layout's own run. The first stage of a pipeline holds most, so it comes
+        first, then those of which one can hold more."""
         try:
             setup = resolve(self.base._replace(**layout._asdict()), self.model)
             if layout.pp > 1:
                 first = self._too_large(Report(self.model, setup._replace(pp_rank=0)))
+                first = first or self._too_large(Report(self.model, setup, fullest=True))
                 if first is not None:
                     return first
             report = Report(self.model, setup)

@@ -43,7 +43,7 @@ def suffices(report: Report) -> bool:
     gpu = report.gpu
     if gpu is None or report.peak + outside(report) > gpu.capacity:
         return False
-    return report.fits is True or (report.fits is None and not isinstance(report.model, Model))
+    return report.is_fit if isinstance(report.model, Model) else report.fits is not False
 
 
 def seems_to(report: Report) -> bool:

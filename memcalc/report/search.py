@@ -109,11 +109,11 @@ class Search:
         return self.estimated[setup]
 
     def _of_all_ranks(self, found: Found) -> Found:
-        """Return a list with the estimate of all pipeline ranks."""
+        """Return a list with the estimate of all pipeline ranks of which one can be the worst."""
         after = self._changed(found.steps) if found.steps else None
         if after is None or after.setup == found.report.setup:
             return found
-        return found._replace(report=Report(found.report.model, after.setup))
+        return found._replace(report=Report(found.report.model, after.setup, fullest=True))
 
     def _with(self, steps: Steps, remedy: Remedy) -> Steps | None:
         """Return a list with one more change, in the strongest form that is not refused; None if all forms are refused."""

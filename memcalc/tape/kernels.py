@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from memcalc.core.dims import formula, numel
 
 if TYPE_CHECKING:
-    from memcalc.core.dims import Poly
+    from collections.abc import Iterator, Sequence
+
+    from memcalc.core.dims import Poly, Shape
+    from memcalc.core.dtypes import DType
     from memcalc.core.rows import Basis
     from memcalc.core.tensor import Streamed, Work
     from memcalc.tape.runs import Trace
@@ -59,14 +63,19 @@ def product_of(work: Work, run: Trace) -> Product:
 def products_of(run: Trace) -> Counter[Product]:
     """Return the products of a run, each with its number."""
     calls: Counter[Product] = Counter()
-    for work in run.work:
-        calls[product_of(work, run)] += _times(run, work.layer) * work.products
+    for work, number in _each(run.work):
+        calls[product_of(work, run)] += number * _times(run, work.layer) * work.products
     return calls
 
 
 def nbytes_of(kernel: Streamed) -> Poly:
     """Return the bytes that a kernel reads and writes."""
-    sizes = [(numel(shape)[1], dtype.itemsize) for shape, dtype in kernel.operands]
+    return _nbytes(kernel.operands)
+
+
+@lru_cache(maxsize=16384)
+def _nbytes(operands: tuple[tuple[Shape, DType], ...]) -> Poly:
+    sizes = [(numel(shape)[1], dtype.itemsize) for shape, dtype in operands]
     return tuple(sum(size[place] * itemsize for size, itemsize in sizes) for place in range(6))  # type: ignore[return-value]
 
 
@@ -74,14 +83,24 @@ def passes_of(run: Trace) -> list[Pass]:
     """Return the kernels of a run that multiply no matrices."""
     calls: Counter[tuple[str, str]] = Counter()
     nbytes: dict[tuple[str, str], list[int]] = {}
-    for kernel in run.streamed:
-        times = _times(run, kernel.layer)
+    for kernel, number in _each(run.streamed):
+        times = number * _times(run, kernel.layer)
         key = f"{kernel.scope}: {kernel.name}" if kernel.scope else kernel.name, kernel.phase
         calls[key] += times
         total = nbytes.setdefault(key, [0] * 6)
         for place, coefficient in enumerate(nbytes_of(kernel)):
             total[place] += times * coefficient
     return [Pass(*key, calls[key], tuple(nbytes[key])) for key in calls]  # type: ignore[arg-type]
+
+
+_Kernel = TypeVar("_Kernel")
+
+
+def _each(kernels: Sequence[_Kernel]) -> Iterator[tuple[_Kernel, int]]:
+    """Yield each kernel with its number in a run. Micro-batches that do the same have the same objects."""
+    numbers = Counter(map(id, kernels))
+    for key, kernel in {id(kernel): kernel for kernel in kernels}.items():
+        yield kernel, numbers[key]
 
 
 def _times(run: Trace, layer: int | None) -> int:

@@ -66,7 +66,9 @@ def peaks(run: Trace, sizes: Sequence[int] | None = None) -> tuple[dict[int, int
 def sizes_of(run: Trace) -> list[int]:
     """Return the amount of each block. A block of the repeated micro-batch counts once for every micro-batch that it
     stands for."""
-    sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
+    rows = {id(row): row for row in run.rows}  # micro-batches that do the same have the same objects
+    of_row = {key: amount(row.shape, row.dtype, row.component) for key, row in rows.items()}
+    sizes = [of_row[id(row)] for row in run.rows]
     for block in run.copies():
         sizes[block] *= 1 + run.repeated.more
     return sizes

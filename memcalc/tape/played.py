@@ -9,7 +9,7 @@ from memcalc.core.amounts import amount, bytes_of
 from memcalc.core.dims import numel
 from memcalc.tape.deepened import deepened
 from memcalc.tape.heights import Heights, heights
-from memcalc.tape.profile import Choices, Moment, Profile, noted_trace, trace
+from memcalc.tape.profile import Choices, Moment, Profile, recorded_trace, trace
 from memcalc.tape.rewritten import rewritten
 from memcalc.tape.stretches import tape_of
 from memcalc.tape.unrolled import NotPeriodic
@@ -41,7 +41,7 @@ class Recorded:
 
     @cached_property
     def _shallow(self) -> Trace:
-        return noted_trace(self.program, self.choices, self.batch, self.seq)
+        return recorded_trace(self.program, self.choices, self.batch, self.seq)
 
     @cached_property
     def _whole(self) -> Trace:

@@ -6,7 +6,7 @@ layers. The blocks of one of the two middle periods count once more for every pe
 addition. That is the middle period that is not adjacent to the running layer: a block of an adjacent period may be on
 its way to the next layer, and exists once. The moments of the first and of the last period are the two ends of the line
 that all moments in between lie on. A stack that is not periodic after its first few layers is run at its full depth. An
-engine that acts around layers needs two periods at each end.
+engine that acts around layers needs one more layer at each end.
 
 A moment that another one exceeds in every coefficient can never be the peak. The few moments per phase that remain make
 an estimate cost microseconds. Parameters, optimizer states and the engine's own buffers are not in the profile: they
@@ -288,24 +288,27 @@ class Cut(NamedTuple):
 
 
 def cut_of(program: Program, choices: Choices) -> Cut:
-    """Return the cut of a program.
+    """Return the cut of a program, for the peaks of its run.
 
-    Hooks act on neighbouring layers too. The first and the last layer lack a prefetch or a reduction that all others have.
-    And a sum over layers is made in the last layer but one.
+    Each end has a period of layers, whose moments stand for those of the periods between. Hooks act on neighbouring layers
+    too: the first and the last layer lack a prefetch or a reduction that all others have. And a sum over layers is made in the
+    last layer but one.
     """
-    alone = choices.hooks is None and not program.layers_add_up
-    return _cut(program, choices, ends=1 if alone else 2)
+    period = _longest(program, choices.recompute_layers)[2]
+    if program.layers_add_up:
+        return _cut(program, choices, ends=2 * period)
+    return _cut(program, choices, ends=period if choices.hooks is None else period + 1)
 
 
 def _cut(program: Program, choices: Choices, ends: int) -> Cut:
-    """Return the cut with `ends` periods at each end of the layers that repeat, two middle periods, and any layers that do
+    """Return the cut with `ends` layers at each end of the layers that repeat, two middle periods, and any layers that do
     not fit a period. If too few periods repeat, it is all layers."""
     start, end, period = _longest(program, choices.recompute_layers)
-    first = start + ends * period + (end - start) % period if period else 0
-    if not period or (end - start) // period < 2 * ends + 3:
+    first = start + ends + (end - start - 2 * ends) % period if period else 0
+    more = (end - ends - first) // period - 2 if period else 0
+    if more < 1:
         return Cut(program.layers, choices, NO_MIDDLE)
     early, late = range(first, first + period), range(first + period, first + 2 * period)
-    more = (end - first) // period - 2 - ends
     recomputed, left_out = choices.recompute_layers, more * period
     if recomputed is not None and first < recomputed:
         choices = choices._replace(recompute_layers=recomputed - left_out)
@@ -334,13 +337,15 @@ def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Pr
 
 
 def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
-    """Run the program with few layers if the stack is periodic, for an engine that acts around layers."""
-    return _cut(program, choices, ends=2).run(program, batch, seq)
+    """Run the program with few layers if the stack is periodic, for the peaks of an engine that acts around layers."""
+    period = _longest(program, choices.recompute_layers)[2]
+    return _cut(program, choices, ends=2 * period if program.layers_add_up else period + 1).run(program, batch, seq)
 
 
-def noted_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
-    """Run the program with few layers if the stack is periodic. The hooks only note what an engine acts at later, when the
-    layers are all there: no layer depends on its neighbours."""
+def recorded_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
+    """Run the program with few layers if the stack is periodic, for a log that is written out at the real depth. Of the middle
+    periods it has the moments too, so the ends have only the layers that differ from all others: the hooks note what an engine
+    acts at later, and no layer depends on its neighbours."""
     return _cut(program, choices, ends=2 if program.layers_add_up else 1).run(program, batch, seq)
 
 

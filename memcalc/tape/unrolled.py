@@ -1,6 +1,6 @@
 """A run's allocations and frees in their order, for the stack at its real depth.
 
-A profile's run has four or six periods of layers. The periods between the first and the last ones are written out here:
+A profile's run has a few periods of layers. The periods between the first and the last ones are written out here:
 every additional period does what the late middle period does, to its own blocks and to its neighbours'. A block is
 matched with a block of another period by the module and phase that allocated it, its name, size and dtype, and its
 number among equal ones. Blocks that the engine or the caller holds (parameters, buffers, the batch) are left out: they

@@ -46,9 +46,9 @@ class EncodedPaperStage(PaperStage):
             buffer.node = Constant(self.memory, buffer)
         return buffer
 
-    def compute_loss(self, output: Tensor) -> None:
+    def compute_loss(self, i: int, output: Tensor) -> None:
         if self.last:
-            self.losses.append(self.encoded_program.loss(self.run, output, self.tokens))
+            self.losses[i] = self.encoded_program.loss(self.run, output, self.tokens)
         self.forward_ends.append(len(self.memory.log))
 
     def backward_one_chunk(self, i: int) -> None:
@@ -69,3 +69,6 @@ class EncodedPaperStage(PaperStage):
 
     def bwd_sends(self, i: int) -> list[Tensor]:
         return list(self.gradients_of.pop(i))
+
+    def _of_micro_batches(self) -> tuple[dict[int, Any], ...]:
+        return self.outputs_of, self.gradients_of, self.losses

@@ -1,4 +1,4 @@
-"""FSDP2 over the stages of a pipeline (torch.distributed.pipelining): what a rank holds, runs and sends.
+"""FSDP2 over the stages of a pipeline (torch.distributed.pipelining): a rank's step on paper.
 
 Every layer of a stage is a unit; the stage's module holds the other parameters. Units are sharded over the mesh's other
 axes: dp, and cp if ranks share sequences.
@@ -6,44 +6,44 @@ axes: dp, and cp if ranks share sequences.
 
 from __future__ import annotations
 
-from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim, workload_size
-from memcalc.core.dtypes import fp32, int64
+from memcalc.core.dtypes import fp32
 from memcalc.core.rows import Row
 from memcalc.core.tensor import Memory, new_tensor
-from memcalc.engines.base.holdings import Holdings
-from memcalc.engines.fsdp2.engine import order_of, rows_of, sharded_dtype, states_and_step
-from memcalc.engines.fsdp2.pipeline_step import UPDATE, PaperStage, gpipe, one_forward_one_backward, runtime
+from memcalc.engines.fsdp2.alike import stages_of
+from memcalc.engines.fsdp2.engine import sharded_dtype
+from memcalc.engines.fsdp2.known import Known, OutOfStep, Writing
+from memcalc.engines.fsdp2.pipeline_step import UPDATE, PaperStage
+from memcalc.engines.fsdp2.repeated import Repeating
+from memcalc.engines.fsdp2.schedules_on_paper import OneForwardOneBackward, Runtime, gpipe, play
 from memcalc.engines.fsdp2.staged_rank import (
-    BATCH,
-    SEQ,
     StagedRank,
-    gradient_stays,
-    handed,
-    handed_shape,
-    hidden_states,
+    held_by_the_context,
     leads_to_itself,
-    outputs_with_gradient,
     positions_of,
     shared_by,
     staged_ranks,
+    tokens_of,
 )
 from memcalc.engines.fsdp2.stages import StageStep
-from memcalc.engines.fsdp2.step import COPY_IN, Sharding
-from memcalc.families.base.module import Input, Run, after_forward
+from memcalc.engines.fsdp2.step import Sharding
+from memcalc.engines.fsdp2.written import Written, written
+from memcalc.families.base.module import Run, after_forward
+from memcalc.families.base.program import Program
 from memcalc.families.base.stack import common_pattern
-from memcalc.pipelining.encoded import ENCODED, EncodedStage
-from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, most_in_flight, order
-from memcalc.pipelining.programs import HIDDEN_STATES, Stage
-from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of, schedule_of, versions
+from memcalc.pipelining.encoded import EncodedStage
+from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, order
+from memcalc.pipelining.schedules import flushes, of_each_chunk, placement_of
+from memcalc.pipelining.schedules.early_backward import one_forward_one_backward
 from memcalc.pipelining.stashing import with_versions
 from memcalc.tape.profile import Choices, Moment, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable
 
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
@@ -53,140 +53,10 @@ if TYPE_CHECKING:
 __all__ = ["StagedRank", "staged_ranks"]
 
 STAGE: Final = "torch/distributed/pipelining/stage.py"
+_MANY_MICRO_BATCHES: Final = 6
+"""The micro-batches from which on equal actions are looked for."""
 _PERIODS: Final = 6
 """The number of periods of a stage's layers that are run on paper."""
-
-
-def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
-    """Return a rank's states and buffers. What a step allocates is in the profile."""
-    always, step, sharding = states_and_step(rank.model, setup)
-    sharding = sharding._replace(accumulating=False)  # one reduction per step
-    held = (*_stashed(setup, rank), *_buffers(setup, rank), *_of_left_out(setup, rank))
-    made = [row for row in always if row.component == "parameters"]
-    order = order_of(rank.model, setup, [*made, *held], sharding)
-    if setup.schedule not in ("gpipe", "1f1b"):
-        order = order._replace(streams=_explicit(order.streams))
-    return Holdings((*always, *held), (), (), tuple(step), hooks=sharding, order=order)
-
-
-def _stashed(setup: Setup, rank: StagedRank) -> list[Row]:
-    """Return the rows of older versions of the weights, shards in the dtype that they are multiplied in. They are gathered
-    again for the backwards that need them."""
-    extra = _versions(setup, rank.number) - 1
-    if not extra:
-        return []
-    rows = rows_of(rank.model, setup, "parameters", "always", lambda weight: rank.model.copies(weight) * extra)
-    name, source = "older version" if extra == 1 else f"{extra} older versions", schedule_of(setup.schedule).source
-    return [
-        row._replace(name=f"{row.name}: {name}", dtype=setup.compute_dtype, basis="modelled", source=source)
-        for row in rows
-    ]
-
-
-def _versions(setup: Setup, rank: int) -> int:
-    """Return the number of versions of the weights that a rank has at once."""
-    if flushes(setup.schedule):
-        return 1
-    return versions(schedule_of(setup.schedule), rank, setup.pp, setup.micro_batches)
-
-
-def _explicit(streams: Mapping[str, str]) -> dict[str, str]:
-    """Return the streams where a schedule gathers the units itself (FSDPModule.unshard with `async_op`): gathers take the
-    current stream then (FSDPCommContext.get_all_gather_streams)."""
-    return {name: stream for name, stream in streams.items() if stream != COPY_IN}
-
-
-def _left_out(setup: Setup, rank: StagedRank) -> int:
-    """Return the number of micro-batches of each chunk that the simulated run leaves out."""
-    if setup.schedule == "gpipe":
-        return 0  # one of the micro-batches that are run stands for them
-    return of_each_chunk(setup.schedule, max(0, setup.micro_batches - paper_micro_batches(setup, rank.number)))
-
-
-def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
-    """Return the rows that the left-out micro-batches add up over a step. Behind a backward in two halves these are the
-    gradients of the inputs, which stay until the next step begins (clear_runtime_states)."""
-    copies = sum(stage.input_wants_gradient(asks=setup.input_require_grads) for stage in rank.program.stages)
-    copies -= gradient_stays(setup, rank)  # these are the gradients that the stage before has
-    if not (_left_out(setup, rank) and copies and setup.schedule in ("zero-bubble", "zbv")):
-        return []
-    shape = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
-    name, life = "gradients of received hidden states", "until the next step"
-    return [Row("buffers", name, shape, setup.compute_dtype, copies, life, source=STAGE)]
-
-
-def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
-    stages = rank.program.stages
-    first, last = (any(getattr(stage.span, end) for stage in stages) for end in ("first", "last"))
-    own = rank.program.whole(SEQ)
-    shared, positions = shared_by(rank), positions_of(rank, own)
-    whole = own if shared is None else shared.whole(own)
-    rows: list[Row] = []
-    of_chunk = Dim("micro-batches", _held_micro_batches(setup, rank.number))
-    if positions is not None:
-        rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
-    if not rank.program.one_stack:
-        given = [one for stage in stages if isinstance(stage, EncodedStage) for one in stage.batch_of(BATCH, whole)]
-        rows += [
-            Row("buffers", one.name, (of_chunk, *one.shape), one.dtype or setup.compute_dtype, life="the step's batch",
-                source="the caller")
-            for one in given
-        ]  # fmt: skip
-    elif first or last:
-        labels = "labels" if shared is None else "shift_labels"
-        name = "input_ids (also the labels)" if first and last else "input_ids" if first else labels
-        halves = first and last and placement_of(setup.schedule) == "both ways"
-        if halves:
-            name = "input_ids of one half, labels of the other"
-        micro = Dim("micro-batches", of_chunk.size * (2 if halves else 1))
-        rows.append(Row("buffers", name, (micro, BATCH, whole), int64, life="the step's batch", source="the caller"))
-    if last:
-        of_losses, life = _loss_dtype(setup, rank), "until the next step's"
-        rows.append(Row("buffers", "losses", (of_chunk,), of_losses, life=life, source="the caller"))
-    own_way = leads_to_itself(setup, rank.number)
-    for what, of, received, stays in (
-        ("received hidden states", HIDDEN_STATES, handed(stages, "receives", HIDDEN_STATES), own_way),
-        ("received gradients", HIDDEN_STATES, outputs_with_gradient(setup, rank), gradient_stays(setup, rank)),
-        ("received encoder output", ENCODED, handed(stages, "receives", ENCODED), False),
-        ("received gradients of the encoder output", ENCODED, handed(stages, "sends", ENCODED), False),
-    ):
-        hidden = (of_chunk, *handed_shape(rank, of))
-        copies = received - stays
-        if stays:  # those of the micro-batches that are run are in the run
-            few = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
-            of_here = f"{what} of this rank's other stage"
-            if few[0].size:
-                rows.append(
-                    Row("buffers", of_here, few, setup.compute_dtype, 1, "until the next step's", "exact", STAGE)
-                )
-        if copies:
-            rows.append(Row("buffers", what, hidden, setup.compute_dtype, copies, "always", "exact", STAGE))
-    kinds = Counter(
-        buffer._replace(layer=None) for stage in stages for buffer in after_forward(stage.buffers(), setup.seq_len or 0)
-    )
-    for buffer, copies in kinds.items():
-        dtype = buffer.dtype or sharded_dtype(setup)
-        rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
-    return rows
-
-
-def _loss_dtype(setup: Setup, rank: StagedRank) -> DType:
-    last = rank.program.stages[-1]
-    if isinstance(last, EncodedStage):
-        return last.whole_model.loss_in(setup.compute_dtype, sharded_dtype(setup))
-    return fp32
-
-
-def _held_micro_batches(setup: Setup, rank: int) -> int:
-    """Return the number of micro-batches that each chunk has buffers for: those of a step, or those in flight if there are
-    more of them."""
-    own = of_each_chunk(setup.schedule, setup.micro_batches)
-    if flushes(setup.schedule):
-        return own
-    return max(own, most_in_flight(order(setup.schedule, rank, setup.pp, paper_micro_batches(setup, rank))))
-
-
-# --- a step
 
 
 def profile_of(hooks: object, run: Trace) -> Profile:
@@ -195,12 +65,34 @@ def profile_of(hooks: object, run: Trace) -> Profile:
     return profile_of_steps(hooks.resized(run))
 
 
-def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
-    """Run a step of this rank on paper, all micro-batches through its schedule."""
+def trace_of(setup: Setup, rank: StagedRank, choices: Choices, ranks: dict[Any, Any]) -> Trace:
+    """Run a step of this rank on paper, all its micro-batches. `ranks` has what is known of the actions of others."""
+    if _repeats_itself(setup, rank):
+        stages = setup.schedule, stages_of(setup, rank), Program.remainder(setup.tokens_per_part)
+        of_program = rank.program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
+        shards = setup.micro_batches if setup.shares_sequences else 0
+        key = (*choices, stages, shards, of_program)
+        if key not in ranks:
+            size = workload_size(setup.micro_batch_size, setup.tokens_per_part)
+            ranks[key] = Known(size, rank.program.whole(size.seq))
+        with suppress(OutOfStep):
+            return step_of(setup, rank, choices, ranks[key])
+    return step_of(setup, rank, choices, None)
+
+
+def _repeats_itself(setup: Setup, rank: StagedRank) -> bool:
+    """Tell whether equal actions are looked for: with enough micro-batches, and the schedules of which that is known."""
+    if not rank.program.one_stack or paper_micro_batches(setup, rank.number) < _MANY_MICRO_BATCHES:
+        return False
+    return setup.schedule in ("interleaved", "1f1b")
+
+
+def step_of(setup: Setup, rank: StagedRank, choices: Choices, known: Known | None) -> Trace:
+    """Run a step of this rank on paper. Raise OutOfStep if known actions have to run; `known` None runs all of them."""
     memory = Memory(dict(choices.kernels.replaced))
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
-    size = workload_size(setup.micro_batch_size, setup.tokens_per_part)
-    whole = rank.program.whole(size.seq)
+    size = known.size if known else workload_size(setup.micro_batch_size, setup.tokens_per_part)
+    whole = known.whole if known else rank.program.whole(size.seq)
     shared, given = shared_by(rank), positions_of(rank, whole)
     parallel = rank.program.tensor_parallel
     shard = rank.program.between_layers(whole)
@@ -221,47 +113,40 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         run.positions = None if given is None else run.add_input(given)
         if shared is not None and run.positions is not None:
             run.positions = shared.cut_positions(run.positions, whole)
-        tokens = run.add_input(_tokens(stage, size.batch, whole))
+        tokens = run.add_input(tokens_of(stage, size.batch, whole))
         hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
         paper.append(_on_paper(stage, run, hooks, tokens, hidden, asks=choices.input_require_grads))
     for stage in paper:
-        if stage.last and _left_out(setup, rank):
-            shape = (Dim("micro-batches", _left_out(setup, rank)),)
+        if stage.last and left_out_micro_batches(setup, rank):
+            shape = (Dim("micro-batches", left_out_micro_batches(setup, rank)),)
             stage.losses_left_out = new_tensor(
-                memory, shape, _loss_dtype(setup, rank), "losses so far", component="gathered"
+                memory, shape, loss_dtype(setup, rank), "losses so far", component="gathered"
             )
     if leads_to_itself(setup, rank.number):
         paper[0].lead_to(paper[1], of_each_chunk(setup.schedule, paper_micro_batches(setup, rank.number)))
-    _held = _by_the_context(setup, rank, memory, size.batch, whole)
+    _held = held_by_the_context(setup, rank, memory, size.batch, whole)
     memory.enter("forward", None)
-    _run(setup, rank.number, paper)
+    made = _run(setup, rank.number, paper, memory, known)
+    place = len(memory.log)
     del _held
-    ends = tuple(sorted(end for stage in paper for end in stage.forward_ends))
-    once = tuple(sent for stage in paper for sent in stage.sent_once)
+    made.log += memory.log[place:]  # blocks from before the first action, whose numbers are the same
     return Trace(
-        list(memory.log),
-        memory.rows,
-        memory.segments,
+        made.log,
+        made.rows,
+        made.segments,
         0,
         middle,
         "",
         choices.kernels,
-        tuple(memory.sent),
-        tuple(memory.work),
-        ends,
-        once,
+        tuple(made.sent),
+        tuple(made.work),
+        tuple(sorted(made.ends)),
+        tuple(made.sent_once),
         _repeated(setup, rank, paper[0]),
-        frozenset(memory.renamed),
+        frozenset(made.renamed),
         pads_queries=memory.pads_queries,
-        streamed=tuple(memory.streamed),
+        streamed=tuple(made.streamed),
     )
-
-
-def _tokens(stage: Any, batch: Dim, whole: Dim) -> Input:
-    """Return the tokens of a micro-batch, or what an encoder is given instead."""
-    if isinstance(stage, EncodedStage) and stage.span.first:
-        return stage.batch_of(batch, whole)[0]._replace(name="tokens")
-    return Input("tokens", (batch, whole), int64)
 
 
 def _on_paper(stage: Any, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor, *, asks: bool) -> PaperStage:
@@ -272,16 +157,6 @@ def _on_paper(stage: Any, run: Run, hooks: StageStep, tokens: Tensor, hidden: Te
     return PaperStage(stage, run, hooks, tokens, hidden, asks=asks)
 
 
-def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:
-    """Return the tensors held around a step if ranks share sequences."""
-    shared, stages = shared_by(rank), rank.program.stages
-    if shared is None:
-        return []
-    has_batch = stages[0].span.first or stages[-1].span.last
-    shape = (Dim("micro-batches", setup.micro_batches), batch, own) if has_batch else None
-    return shared.held_around_a_schedule(memory, shape, own)
-
-
 def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     """Return the key of the parts of a pipeline that a rank's profile depends on.
 
@@ -289,22 +164,10 @@ def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     on the number of those that are not, whose losses are alive. If sequences are shared, every profile depends on the
     batch's shards.
     """
-    stages = tuple(
-        (span.first, span.last, *_gradients(setup, stage), *(stage.variant(i) for i in range(stage.layers)))
-        for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
-    )
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
-    losses = _left_out(setup, rank) if any(span.last for span in rank.program.spans) else 0
+    losses = left_out_micro_batches(setup, rank) if any(span.last for span in rank.program.spans) else 0
     shards = setup.micro_batches if setup.shares_sequences else 0
-    return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages
-
-
-def _gradients(setup: Setup, stage: Stage) -> tuple[Hashable, ...]:
-    """Return where a stage has gradients; nothing if all of it trains."""
-    if not stage.has_frozen:
-        return ()
-    asks = setup.input_require_grads
-    return stage.input_wants_gradient(asks=asks), stage.backward_from(asks=asks)
+    return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages_of(setup, rank)
 
 
 def middle_of(rank: StagedRank) -> Middle:
@@ -337,26 +200,42 @@ def _repeated(setup: Setup, rank: StagedRank, stage: PaperStage) -> Repeated:
     return Repeated(stage.places["forward", i], stage.places["backward", i], more)
 
 
-def _run(setup: Setup, rank: int, paper: list[PaperStage]) -> None:
+def _run(setup: Setup, rank: int, paper: list[PaperStage], memory: Memory, known: Known | None) -> Written:
+    """Run a step, and return where it is written. `known`: what is known of its actions; None runs all of them."""
     micro_batches = paper_micro_batches(setup, rank)
     if setup.schedule == "gpipe":
         gpipe(paper[0], micro_batches)
-    elif setup.schedule == "1f1b":
-        one_forward_one_backward(paper[0], micro_batches, setup.pp - rank)
+        return written(memory, paper)
+    if setup.schedule == "1f1b":
+        frame = OneForwardOneBackward(paper[0], setup.pp - rank, micro_batches)
+        actions = one_forward_one_backward(setup.pp - rank, micro_batches)
     else:
-        runtime(paper, actions_of(setup, rank, micro_batches))
+        frame, actions = Runtime(paper), actions_of(setup, rank, micro_batches)
+    if known is None:
+        play(paper, frame, actions)
+        return written(memory, paper)
+    with suppress(OutOfStep):
+        return Writing(memory, paper, frame, known).step(actions)
+    return Repeating(memory, paper, frame, known).step(actions)
+
+
+def left_out_micro_batches(setup: Setup, rank: StagedRank) -> int:
+    """Return the number of micro-batches of each chunk that the run on paper leaves out."""
+    if setup.schedule == "gpipe":
+        return 0  # one of the micro-batches that are run stands for them
+    return of_each_chunk(setup.schedule, max(0, setup.micro_batches - paper_micro_batches(setup, rank.number)))
+
+
+def loss_dtype(setup: Setup, rank: StagedRank) -> DType:
+    """Return the dtype of the last stage's loss."""
+    last = rank.program.stages[-1]
+    if isinstance(last, EncodedStage):
+        return last.whole_model.loss_in(setup.compute_dtype, sharded_dtype(setup))
+    return fp32
 
 
 def paper_micro_batches(setup: Setup, rank: int) -> int:
     return enough_micro_batches(setup.schedule, rank, setup.pp, setup.micro_batches, setup.virtual_stages)
-
-
-def steady_micro_batches(setup: Setup, rank: int) -> int:
-    """Return the number of micro-batches whose order has as many in flight as a step has: its own, or more of them if those
-    of other steps are in flight too."""
-    return (
-        setup.micro_batches if flushes(setup.schedule) else max(setup.micro_batches, paper_micro_batches(setup, rank))
-    )
 
 
 def actions_of(setup: Setup, rank: int, micro_batches: int) -> list[Action]:

@@ -1,27 +1,23 @@
-"""One rank's step of torch.distributed.pipelining on paper: its stages, and the schedule that runs them.
+"""One rank's stages of torch.distributed.pipelining on paper; schedules_on_paper.py has the schedules that run them.
 
 Variables are bound where the real code binds them, because they decide what stays alive: _PipelineStageBase in
-torch/distributed/pipelining/stage.py, ScheduleGPipe, Schedule1F1B and _PipelineScheduleRuntime in schedules.py. The
-caller asks for no outputs (`step(..., return_outputs=False)`), so the last stage keeps the logits of a micro-batch only
-for its backward. The caller keeps its list of losses, which the step fills anew.
+torch/distributed/pipelining/stage.py. The caller asks for no outputs (`step(..., return_outputs=False)`), so the last
+stage keeps the logits of a micro-batch only for its backward. The caller keeps its list of losses, which the step fills
+anew.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.autograd import Constant, Leaf, backward
 from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
 from memcalc.engines.fsdp2.stages import StageStep
 from memcalc.families.base.blocks import causal_lm_loss
 from memcalc.pipelining.halves import Group, stage_backward_input, stage_backward_weight
-from memcalc.pipelining.orders import COMPUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from memcalc.families.base.module import Run
-    from memcalc.pipelining.orders import Action
     from memcalc.pipelining.programs import Stage
 
 
@@ -45,9 +41,12 @@ class PaperStage:
         self.fwd_cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.bwd_cache: dict[int, Tensor | None] = {}
         self.backward_state: dict[int, tuple[Tensor, list[Group] | None, Tensor]] = {}
-        self.losses: list[Tensor] = []
+        self.losses: dict[int, Tensor] = {}
+        """The losses of micro-batches, in the order of their forwards."""
         self.losses_left_out: Tensor | None = None
         """The losses of micro-batches that are not run on paper."""
+        self.last_given: int | None = None
+        """The number of the block of the last forward's input; None if it takes several."""
         self.received: dict[int, Tensor] = {}
         """The inputs of micro-batches, which are never freed."""
         self.forward_ends: list[int] = []
@@ -79,6 +78,7 @@ class PaperStage:
         given = self.tokens if self.first else self._input(i)
         output = self._submod(given)
         self.fwd_cache[i] = (output, given)
+        self.last_given = given.storage.index
         return output
 
     def lead_on(self, i: int, output: Tensor) -> None:
@@ -115,9 +115,9 @@ class PaperStage:
             buffer.node = Constant(self.memory, buffer)
         return buffer
 
-    def compute_loss(self, output: Tensor) -> None:
+    def compute_loss(self, i: int, output: Tensor) -> None:
         if self.last:
-            self.losses.append(causal_lm_loss(self.run, output, self.tokens))
+            self.losses[i] = causal_lm_loss(self.run, output, self.tokens)
         self.forward_ends.append(len(self.memory.log))
 
     def backward_one_chunk(self, i: int) -> None:
@@ -182,9 +182,27 @@ class PaperStage:
 
     def update_losses(self) -> None:
         """Replace the losses of the previous step, which the caller has held (_update_losses)."""
-        for loss in self.losses:
+        for loss in self.losses.values():
             self.memory.relabel(loss.storage, (), "buffers", "loss", None)
+        self.forget_losses()
+
+    def forget_losses(self) -> None:
+        """Let go of the losses of micro-batches that are not run on paper."""
         self.losses_left_out = None
+
+    def exchange(self, i: int, j: int) -> None:
+        """Exchange the tensors of two micro-batches."""
+        for tensors in self._of_micro_batches():
+            found = {other: tensors.pop(one) for one, other in ((i, j), (j, i)) if one in tensors}
+            tensors.update(found)
+
+    def drop(self, i: int) -> None:
+        """Let go of the tensors of a micro-batch."""
+        for tensors in self._of_micro_batches():
+            tensors.pop(i, None)
+
+    def _of_micro_batches(self) -> tuple[dict[int, Any], ...]:
+        return self.fwd_cache, self.bwd_cache, self.backward_state, self.losses, self.received
 
     def update(self) -> None:
         """Update the weights, which takes the gradients, while micro-batches are in flight. What the update allocates is
@@ -211,86 +229,3 @@ def taken(given: Tensor) -> Tensor | None:
         return None
     gradient, given.node.grad = given.node.grad, None
     return gradient
-
-
-def gpipe(stage: PaperStage, micro_batches: int) -> None:
-    """Run ScheduleGPipe._step_microbatches."""
-    _output = ops = None
-    log = stage.memory.log
-    for i in range(micro_batches):
-        begin = len(log)
-        ops = None
-        _output = stage.forward_one_chunk(i)
-        ops = stage.fwd_sends(i)
-        stage.compute_loss(_output)
-        stage.places["forward", i] = range(begin, len(log))
-    for i in range(micro_batches):
-        begin = len(log)
-        ops = None
-        stage.backward_one_chunk(i)
-        ops = stage.bwd_sends(i)
-        stage.places["backward", i] = range(begin, len(log))
-    stage.update_losses()
-    stage.reduce()
-    del ops
-
-
-def one_forward_one_backward(stage: PaperStage, micro_batches: int, warmup: int) -> None:
-    """Run Schedule1F1B._step_microbatches; `warmup` forwards come before the first backward."""
-    fwd = bwd = 0
-    _fwd_sends: list[Tensor] = []
-    for _ in range(warmup):
-        output = stage.forward_one_chunk(fwd)
-        _fwd_sends = stage.fwd_sends(fwd)
-        stage.compute_loss(output)
-        fwd += 1
-    while True:
-        stage.backward_one_chunk(bwd)
-        _bwd_sends = stage.bwd_sends(bwd)
-        bwd += 1
-        if fwd == micro_batches:
-            break
-        output = stage.forward_one_chunk(fwd)
-        stage.compute_loss(output)
-        _fwd_sends = stage.fwd_sends(fwd)
-        fwd += 1
-    while bwd < micro_batches:
-        stage.backward_one_chunk(bwd)
-        _bwd_sends = stage.bwd_sends(bwd)
-        bwd += 1
-    stage.update_losses()
-    stage.reduce()
-
-
-def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
-    """Run _PipelineScheduleRuntime._step_microbatches over the actions that it has made from an order (`lowered`)."""
-    for kind, chunk, i in actions:
-        stage = stages[chunk]
-        if kind in COMPUTES:
-            stage.hooks.wait_for_all()
-        if i is None:
-            {
-                "unshard": stage.hooks.unshard_all,
-                "reshard": stage.hooks.reshard_all,
-                "reduce": stage.reduce,
-                "update": stage.update,
-            }[kind]()
-        elif kind == "forward":
-            output = stage.forward_one_chunk(i)
-            stage.compute_loss(output)
-            stage.lead_on(i, output)
-            del output
-        elif kind == "backward":
-            stage.backward_one_chunk(i)
-        elif kind == "backward of inputs":
-            stage.backward_input_one_chunk(i)
-        elif kind == "backward of weights":
-            stage.backward_weight_one_chunk(i)
-        elif kind == "send backward":
-            stage.bwd_sends(i)
-        if i is not None and kind in ("backward", "backward of inputs"):
-            for before in stages:
-                if before.following is stage:
-                    stage.lead_back(before, i)
-    for stage in stages:
-        stage.update_losses()

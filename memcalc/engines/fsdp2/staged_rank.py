@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from memcalc.core.dims import Dim
+from memcalc.core.dtypes import int64
+from memcalc.families.base.module import Input
 from memcalc.inputs.model import Model
-from memcalc.pipelining.encoded import encoded_spans
+from memcalc.pipelining.encoded import EncodedStage, encoded_spans
 from memcalc.pipelining.programs import HIDDEN_STATES, RankProgram, Stage, spans
 from memcalc.pipelining.schedules import placement_of
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memcalc.core.dims import Shape
-    from memcalc.families.base.module import Input
+    from memcalc.core.tensor import Memory, Tensor
     from memcalc.layout.context_parallel import ContextParallel
     from memcalc.setup.setup import Setup
 
@@ -94,3 +96,20 @@ def handed_shape(rank: StagedRank, name: str) -> Shape:
 def hidden_states(rank: StagedRank) -> Shape:
     """Return the shape of a micro-batch's hidden states between two stages."""
     return BATCH, rank.program.between_layers(rank.program.whole(SEQ)), rank.program.hidden
+
+
+def tokens_of(stage: Any, batch: Dim, whole: Dim) -> Input:
+    """Return the tokens of a micro-batch, or what an encoder is given instead."""
+    if isinstance(stage, EncodedStage) and stage.span.first:
+        return stage.batch_of(batch, whole)[0]._replace(name="tokens")
+    return Input("tokens", (batch, whole), int64)
+
+
+def held_by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:
+    """Return the tensors held around a step if ranks share sequences."""
+    shared, stages = shared_by(rank), rank.program.stages
+    if shared is None:
+        return []
+    has_batch = stages[0].span.first or stages[-1].span.last
+    shape = (Dim("micro-batches", setup.micro_batches), batch, own) if has_batch else None
+    return shared.held_around_a_schedule(memory, shape, own)

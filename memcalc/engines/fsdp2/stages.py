@@ -15,9 +15,10 @@ from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.engines.fsdp2.step import Sharding, Step, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     from memcalc.core.autograd import Leaf
+    from memcalc.core.tensor import Storage
     from memcalc.families.base.module import Run
 
 
@@ -139,6 +140,28 @@ class StageStep(Step):
         """Run a RESHARD of the runtime."""
         for unit in self._one_by_one():
             unit.whole = None
+
+    def held(self) -> tuple[list[Storage | None], Hashable]:
+        """Return the blocks that the hooks hold between the actions of a schedule, None in a place without one, and what else
+        decides what the next action does."""
+        held: list[Tensor | None] = [self.copied_out]
+        for unit in self.units.values():
+            held += [unit.gathering, unit.all_reduced, *(unit.whole or [None] * len(unit.weights))]
+            held += [leaf.grad for leaf in unit.leaves]
+            if isinstance(unit, WaitingUnit):
+                held += [unit.added_up.get(leaf) for leaf in unit.leaves]
+        held += [*self.reduce_scatter_inputs, None, *self.gradients]
+        numbers: dict[Unit | None, int] = {unit: i for i, unit in enumerate(self.units.values())}
+        rest = (
+            self.unsharding,
+            numbers.get(self.last),
+            numbers.get(self.recomputed),
+            tuple(sorted(numbers[unit] for unit in self.reduced)),
+            tuple([numbers.get(unit.before) for unit in self.units.values()]),
+            len(self.reduce_scatter_inputs),
+            len(held),
+        )
+        return [None if one is None else one.storage for one in held], rest
 
     def _one_by_one(self) -> Iterator[Unit]:
         """Yield all units, each in its own segment of the log."""
