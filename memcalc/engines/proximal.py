@@ -7,11 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim
-from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.dtypes import fp32, uint8
 from memcalc.core.rows import Row
 from memcalc.engines.base.holdings import OF_CALLER
 from memcalc.families.base.module import after_forward
 from memcalc.tasks.ppo import SOURCE
+from memcalc.tasks.ppo_blocks import Batch, batch_blocks
 from memcalc.tasks.ppo_program import scoring_weights
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 REWARD: Final = "reward model: "
 LIFE: Final = "while the batch trains"
+_NOTED_BEFORE: Final = 1
+"""The numbers besides entropies and probabilities that only a micro-batch before has noted: the distance from the policy before."""
 
 
 def with_batch(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
@@ -54,70 +57,6 @@ def reward_rows(model: Model, setup: Setup) -> Iterator[Row]:
         yield Row("buffers", REWARD + one.name, one.shape, dtype, copies, "always", "exact", SOURCE)
 
 
-class Batch:
-    """The dims of a rank's batch."""
-
-    def __init__(self, setup: Setup) -> None:
-        assert setup.completion_len is not None and setup.seq_len is not None
-        local = setup.micro_batch_size * setup.micro_batches
-        chunk = setup.rollout_batch_size or local
-        self.local, self.chunk = Dim("local batch", local), Dim("rollout batch", chunk)
-        self.chunks = -(-local // chunk)
-        self.last = Dim("last rollout batch", local - (self.chunks - 1) * chunk)
-        self.padded = Dim("rollout batches", self.chunks * chunk)
-        self.noted = (setup.num_iterations or 1) * (setup.num_mini_batches or 1) * setup.micro_batches
-        """The numbers that the trainer makes room for, of each kind (`stats_shape`)."""
-        self.seq = Dim("seq", setup.seq_len)
-        self.completion = Dim("completion", setup.completion_len)
-        self.prompt = Dim("prompt", setup.seq_len - setup.completion_len)
-
-
-Block = tuple[str, "Shape", "DType"]
-
-
-def stale_blocks(setup: Setup, vocab: Dim, values_in: DType) -> Iterator[Block]:
-    """Yield the blocks of a rollout that its trainer never lets go of before the next rollout has new ones."""
-    b = Batch(setup)
-    whole = b.local, b.completion
-    yield "prompts", (b.local, b.prompt), int64
-    yield "prompts' mask", (b.local, b.prompt), int64
-    yield "logits of all responses' tokens", (b.padded, b.completion, vocab), fp32
-    yield "queries and responses", (b.padded, b.seq), int64
-    yield "queries and postprocessed responses", (b.last, b.seq), int64
-    yield "lengths of responses", (b.last,), int64
-    yield "lengths of sequences", (b.last,), int64
-    yield "logarithms of ratios", whole, fp32
-    yield "advantage of a token", (b.local,), fp32
-    if b.completion.size > 1:
-        yield "values", whole, values_in
-    for _ in range(b.completion.size):
-        yield "advantages of a token", (b.local,), fp32
-    for _ in range(7):
-        yield "statistics", (Dim("epochs·mini-batches·micro-batches", b.noted),), fp32
-
-
-def batch_blocks(setup: Setup, vocab: Dim, values_in: DType, logits_in: DType) -> Iterator[Block]:
-    """Yield the blocks of a rollout that are alive while its batch trains."""
-    b = Batch(setup)
-    whole = b.local, b.completion
-    yield from stale_blocks(setup, vocab, values_in)
-    if b.completion.size == 1:
-        yield "values", whole, values_in
-    yield "responses", whole, int64
-    yield "postprocessed responses", whole, int64
-    yield "log-probabilities", whole, fp32
-    yield "reference log-probabilities", whole, logits_in
-    yield "places of tokens", whole, int64
-    for name in ("lengths of responses", "lengths of values", "sequences", "last tokens"):
-        yield name, (b.local,), int64
-    yield "scores", (b.local,), values_in
-    yield "sequences that end", (b.local,), boolean
-    yield "padding of responses", whole, boolean
-    yield "padding of values", whole, boolean
-    for name in ("distances from the reference", "rewards without scores", "rewards", "advantages", "returns"):
-        yield name, whole, fp32
-
-
 def batch_rows(model: Model, setup: Setup) -> Iterator[Row]:
     """Yield the rows of the batch."""
     dtype = setup.compute_dtype
@@ -137,12 +76,13 @@ def noted_rows(holdings: Holdings, model: Model, setup: Setup) -> tuple[Row, ...
     def row(name: str, shape: Shape, of: DType = dtype) -> Row:
         return Row("temporaries", f"statistics: {name}", shape, of, 1, "after the step", "exact", SOURCE)
 
-    new = () if program.task.has_previous else (row("probabilities", (*tokens, program.vocab)), row("share", (), fp32))
     gradients = holdings.forward if setup.micro_batches > 1 else ()
-    return (
-        *gradients,
-        *new,
-        row("logits below the largest", (*tokens, program.vocab)),
-        row("largest logits", tokens),
-        row("logsumexp", tokens),
-    )
+    below = row("logits below the largest", (*tokens, program.vocab))
+    sums = row("largest logits", tokens), row("logsumexp", tokens)
+    if not program.task.has_previous:
+        return (*gradients, row("probabilities", (*tokens, program.vocab)), row("share", (), fp32), below, *sums)
+    if setup.micro_batches > 2 * (setup.num_mini_batches or 1) or (setup.num_mini_batches or 1) > 1:
+        return (*gradients, below, *sums)
+    # of two micro-batches the first has no one before it: it finds less than what the variables of the second have
+    fewer = 2 * sums[0].nbytes - _NOTED_BEFORE * fp32.itemsize - sums[0].nbytes
+    return (*gradients, below, row("logsumexp", (Dim("bytes more than noted before", fewer),), uint8))

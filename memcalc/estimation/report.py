@@ -97,8 +97,6 @@ class Report(OnDevice):
         """Return what is done before a step that trains on what the model has generated; None without that."""
         if self.setup.task not in ONLINE:
             return None
-        if self.setup.task == "ppo":
-            return None
         from memcalc.estimation.rollout import rollout_of  # which few setups have
 
         return rollout_of(self.model, self.setup, self.rank)

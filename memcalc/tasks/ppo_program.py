@@ -126,6 +126,10 @@ class _OfPpo(Program):
     def branch(self, batch: int, seq: int) -> Hashable:
         return batch, seq
 
+    def leaves_left_behind(self, run: Run) -> list[Tensor]:
+        """Return none: a mini-batch begins without a graph, and a micro-batch in it makes those of the one before."""
+        return []
+
     def forward(self, run: Run) -> Tensor:
         from memcalc.tasks.ppo_step import loss
 

@@ -35,7 +35,7 @@ def loss(program: Any, run: Run) -> Tensor:
         if program.task.has_previous:
             _run_the_one_before(program, run, frame, completion, state)
         out = _forward(program, run, frame, completion, state)
-        frame.loss = None
+        frame.loss = frame.leaves = None
         return out
 
 
@@ -48,9 +48,18 @@ def _run_the_one_before(
     before = len(memory.work), len(memory.streamed)
     memory.grad_enabled = False
     frame.loss = _forward(program, run, frame, completion, state)
+    frame.leaves = _leaves(program, run, frame.output.hidden_states[0])
     note(frame)
     memory.grad_enabled = True
     del memory.work[before[0] :], memory.streamed[before[1] :]
+
+
+def _leaves(program: Any, run: Run, first: Tensor) -> list[Tensor]:
+    """Return the outputs of the embeddings, and their gradients, that the graph before keeps because they are its leaves. The
+    output may be the first of the hidden states."""
+    leaves: list[Tensor] = program.policy.leaves_left_behind(run)
+    is_first = run.memory.rows[first.storage.index].scope == program.policy.embedding
+    return [first, *leaves[1:]] if leaves and is_first else leaves
 
 
 def _forward(program: Any, run: Run, frame: SimpleNamespace, completion: Dim, state: Autocast | None) -> Tensor:
