@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 GENERATE: Final = "generate"
 SCORE: Final = "score"
+WITHOUT_FIRST: Final = ("qwen2", "qwen3")
+"""The types whose configuration has no first token (`bos_token_id`) where it names none."""
 
 
 @without_collections()
@@ -86,6 +88,8 @@ class _Generation:
         self.sizes = sizes_of(setup)
         self.has_positions = model.model_type not in WITHOUT_POSITIONS
         self.kept: Mapping[int, Kept] = {}
+        has_first = (model.fields or {}).get("bos_token_id", model.model_type not in WITHOUT_FIRST) not in (None, False)
+        self.special = ("first", "padding") if has_first else ("padding",)
 
     def _begun(self, tokens: Dim, length: int) -> tuple[Run, list[Tensor], int]:
         """Return a run with what the trainer holds, these tensors, and the place in the log from which they count."""
@@ -102,7 +106,7 @@ class _Generation:
         held.append(new_tensor(memory, prompt, int64, "prompt_ids"))
         if self.has_positions:
             held.append(new_tensor(memory, prompt, int64, "position_ids of the prompt"))
-        held += [new_tensor(memory, (), int64, f"{name} token") for name in ("first", "padding")]
+        held += [new_tensor(memory, (), int64, f"{name} token") for name in self.special]
         return run, held, start
 
     def prompts(self) -> Played:
@@ -114,7 +118,7 @@ class _Generation:
         _unfinished = new_tensor(memory, (self.rows,), int64, "sequences that go on")
         ids = self._ids(run, b.prompt)
         if self.has_positions:
-            run.positions = held[-3]
+            run.positions = held[-1 - len(self.special)]
         logits = self._logits(run, cache, ids)
         ids.clear()
         _longer = self._so_far(memory, plus(b.prompt, 1))
@@ -142,14 +146,15 @@ class _Generation:
         _unfinished = new_tensor(memory, (self.rows,), int64, "sequences that go on")
         ids = self._ids(run, run.seq)
         if self.has_positions:
-            run.positions = new_tensor(memory, (self.rows, ONE_DIM), int64, "position_ids") if steps > 1 else held[-3]
+            run.positions = new_tensor(memory, (self.rows, ONE_DIM), int64, "position_ids") if steps > 1 else held[-1 - len(self.special)]
         logits = self._logits(run, cache, ids)
         longer = self._so_far(memory, plus(so_far, 1))
         last = _drawn(memory, self.rows, logits.shape[-1], before, scores=scores)
-        _input_ids = new_tensor(memory, (self.rows, plus(so_far, 1)), int64, "sequences")
-        del logits, last, before, longer, _unfinished
+        del logits, last, before, longer, _unfinished, _input_ids
+        _sequences = new_tensor(memory, (self.rows, plus(so_far, 1)), int64, "sequences")
         ids.clear()
         run.positions = None
+        del held[-len(self.special) - self.has_positions :]  # the positions of the prompt, and special tokens
         _stacked = new_tensor(memory, (self.rows, b.completion, self.vocab), fp32, "scores of a part")
         _responses = new_tensor(memory, (self.rows, b.seq), int64, "queries and responses of a part")
         return Played(memory, list(memory.log), start)
@@ -229,12 +234,13 @@ def _joined(model: Model, setup: Setup, buffer_dtype: DType | None) -> Played:
 
 
 def _scores(model: Model, setup: Setup, buffer_dtype: DType | None) -> Iterator[Played]:
-    """Yield the runs of the last whole part and of a shorter one behind it: later parts find the results of earlier ones."""
+    """Yield the runs of the first part, which finds what the iteration before has left, of the last whole part, which finds the
+    results of earlier ones, and of a shorter one behind it."""
     b = Batch(setup)
     shorter = b.last.size < b.chunk.size
     whole = b.chunks - shorter
-    if whole:
-        yield _part(model, setup, buffer_dtype, whole - 1, b.chunk)
+    for before in sorted({0, whole - 1}) if whole else ():
+        yield _part(model, setup, buffer_dtype, before, b.chunk)
     if shorter:
         yield _part(model, setup, buffer_dtype, whole, b.last)
 

@@ -22,6 +22,8 @@ from memcalc.validate.attention_kernels import kernels_of_cuda
 from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
 from memcalc.validate.dtypes import DTYPES
+from memcalc.validate.engines import replicated
+from memcalc.validate.fake import process_group
 from memcalc.validate.live import Live, whole_shapes_uncounted
 from memcalc.validate.optimizers import make_optimizer, on_the_cpu
 from memcalc.validate.realism import cuda_kernels, not_traced
@@ -60,6 +62,16 @@ class PolicyAndValue(torch.nn.Module):
         super().__init__()
         self.policy, self.value_model = policy, value_model
         self.backbone = getattr(value_model, value_model.base_model_prefix)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.policy.gradient_checkpointing_disable()
+
+    def gradient_checkpointing_enable(self) -> None:
+        self.policy.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.policy.is_gradient_checkpointing
 
     def forward(self, **given: Any) -> Any:
         output = self.backbone(**given)
@@ -423,7 +435,7 @@ def made(report: memcalc.Report) -> Models:
 def measured(report: memcalc.Report, run: Any = iterations) -> Measured:
     """The bytes of the last of two iterations (of three under DDP, which makes its buckets again in the second)."""
     s, live = report.setup, OnAGpu()
-    with on_a_gpu(s):
+    with on_a_gpu(s), contextlib.ExitStack() as stack:
         models = made(report)
         models.saved = lambda meter: None
         wrapper = models.wrapper
@@ -431,6 +443,9 @@ def measured(report: memcalc.Report, run: Any = iterations) -> Measured:
             for tensor in () if one is None else (*one.parameters(), *one.buffers()):
                 live.register(tensor)
         held = live.now
+        if s.engine == "ddp":
+            stack.enter_context(process_group(s.gpus))
+            models.wrapped, models.around = replicated(s, wrapper, live)
         optimizer = make_optimizer(s, wrapper)
         meter = Meter(live)
         gc.collect()
