@@ -57,6 +57,7 @@ def stale_blocks(setup: Setup, vocab: Dim, values_in: DType) -> Iterator[Block]:
         yield "values", whole, values_in
     for _ in range(b.completion.size):
         yield "advantages of a token", (b.local,), fp32
+    yield "mean reward", (), fp32
     for _ in range(7):
         yield "statistics", (Dim("epochs·mini-batches·micro-batches", b.noted),), fp32
 

@@ -323,7 +323,6 @@ def iterations(s: Any, models: Any, optimizer: Any, meter: Any, count: int = 2) 
                         pg_loss_max = torch.max(pg_losses, pg_losses2)
                         pg_loss = masked_mean(pg_loss_max, ~padding_mask[inds])
                         loss = pg_loss + 0.1 * vf_loss
-                        models.saved(meter)
                         meter.enter("backward")
                         loss.backward()
                         meter.enter("step")
@@ -352,6 +351,8 @@ def iterations(s: Any, models: Any, optimizer: Any, meter: Any, count: int = 2) 
                     approxkl, mb_return, mb_advantage, mb_values, mb_responses, mb_query_responses, mb_logprobs,
                 )  # fmt: skip
         meter.enter("")
+        with torch.no_grad():
+            rlhf_reward = non_score_reward.sum(1).mean() + scores.mean()  # noqa: F841  (stays until the next one)
         del kl, scores, non_score_reward
         gc.collect()
         del (
@@ -398,8 +399,8 @@ def on_a_gpu(s: Any) -> Iterator[None]:
         yield
 
 
-def made(report: memcalc.Report) -> Models:
-    """The models of a report's setup."""
+def made(report: memcalc.Report, of: Any = PolicyAndValue) -> Models:
+    """The models of a report's setup, policy and value model in a wrapper."""
     s, model = report.setup, report.model
     fields = fields_of(model)
     policy: Any = build(s, model, fields)
@@ -423,7 +424,7 @@ def made(report: memcalc.Report) -> Models:
             one.generation_config.use_cache = True
             one.generation_config.eos_token_id = None
             one.generation_config.pad_token_id = PAD
-    wrapper = PolicyAndValue(policy, value).train()
+    wrapper = of(policy, value).train()
     if s.autocast_dtype is not None:
         in_fp32(wrapper, DTYPES[s.autocast_dtype])
     reward.eval()
@@ -432,12 +433,11 @@ def made(report: memcalc.Report) -> Models:
     )
 
 
-def measured(report: memcalc.Report, run: Any = iterations) -> Measured:
-    """The bytes of the last of two iterations (of three under DDP, which makes its buckets again in the second)."""
+def measured(report: memcalc.Report, run: Any = iterations, of: Any = PolicyAndValue) -> Measured:
+    """The bytes of the last of two iterations. In its second step DDP makes its buckets again."""
     s, live = report.setup, OnAGpu()
     with on_a_gpu(s), contextlib.ExitStack() as stack:
-        models = made(report)
-        models.saved = lambda meter: None
+        models = made(report, of)
         wrapper = models.wrapper
         for one in (wrapper, models.reference, models.reward):
             for tensor in () if one is None else (*one.parameters(), *one.buffers()):
