@@ -57,6 +57,8 @@ def check_ppo(options: Options, engine: str, model: Model) -> None:
         refuse("lora_rank", options.lora_rank, f"{why}; allowed: --gpus 1, or 0")
     if options.cross_entropy not in (None, "eager"):
         refuse("cross_entropy", options.cross_entropy, "PPO's loss takes the logits themselves; allowed: leave it out")
+    if options.clip_grad_norm:
+        refuse("clip_grad_norm", True, f"with --task ppo: the trainer of {TRL_OF_PPO} does not clip; allowed: off")
     if options.freeze is not None:
         refuse("freeze", options.freeze, f"with --task ppo {NOT_YET}leave it out")
     if options.reward_model is not None:
