@@ -163,7 +163,7 @@ RolloutBatchSize = Annotated[
 NumMiniBatches = Annotated[
     int | None,
     option(
-        "PPO: parts of a rank's batch, after each of which the trainer lets go of its variables (num_mini_batches). (default: 1)",
+        "PPO: parts of a rank's batch, after each of which the trainer frees its variables (num_mini_batches). (default: 1)",
         KNOBS,
         "--num-mini-batches",
     ),

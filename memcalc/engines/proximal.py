@@ -1,5 +1,5 @@
-"""What a rank holds beside an engine's rows while PPO trains: the reward model, the batch that the rollout has left, and what the
-trainer notes after a step (trl/experimental/ppo/ppo_trainer.py, `train`)."""
+"""Rows of PPO beside an engine's own: the reward model, the batch that the rollout has left, and what the trainer notes after a
+step (trl/experimental/ppo/ppo_trainer.py, `train`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 REWARD: Final = "reward model: "
 LIFE: Final = "while the batch trains"
 _NOTED_BEFORE: Final = 1
-"""The numbers besides entropies and probabilities that only a micro-batch before has noted: the distance from the policy before."""
+"""The numbers, besides entropies and probabilities, that only a micro-batch before has noted (`approxkl`)."""
 
 
 def with_batch(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
@@ -35,12 +35,15 @@ def with_batch(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
     always = tuple(row for row in holdings.always if row.life != OF_CALLER[1])
     loss = tuple(row for row in holdings.always if row.life == OF_CALLER[1])
     batch = tuple(batch_rows(model, setup))
-    step = max((holdings.step, noted_rows(holdings, model, setup)), key=lambda rows: sum(row.bytes_at(1, 1) for row in rows))
+    step = max(
+        (holdings.step, noted_rows(holdings, model, setup)), key=lambda rows: sum(row.bytes_at(1, 1) for row in rows)
+    )
     return holdings._replace(
         always=(*always, *reward_rows(model, setup)),
         forward=(*holdings.forward, *batch),
         backward=(*holdings.backward, *batch, *loss),
         step=(*step, *batch, *loss),
+        after_backward=tuple((*rows, *batch, *loss) for rows in holdings.after_backward),
         order=None,
     )
 

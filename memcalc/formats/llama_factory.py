@@ -113,7 +113,9 @@ def _read_stage(found: Findings, stage: str, kind: str) -> None:
     if stage == "rm":
         section.refuse("stage", "allowed: pt, sft, dpo, kto (reward models are not modelled)")
     if stage == "ppo":
-        section.refuse("stage", "allowed: pt, sft, dpo, kto (its PPO has one model with a value head, and is not modelled)")
+        section.refuse(
+            "stage", "allowed: pt, sft, dpo, kto (its PPO has one model with a value head, and is not modelled)"
+        )
     task = "pretrain" if stage in ("pt", "sft") else stage
     found.take("task", "stage", task if "stage" in section else None, task)
     if stage in ("pt", "sft"):

@@ -15,7 +15,9 @@ _SCRIPT: Final = ("use_peft", "dataset_config", "dataset_train_split", "chat_tem
 """Keys of TRL's scripts. With `max_length` beside them, and nothing of another trainer, the script is SFT's."""
 _OF_PPO: Final = ("rloo_k", "reward_model_path", "kl_coef", "num_sample_generations", "response_length")
 """The keys among `ONLINE` that are of PPO, and of RLOO as it was beside it."""
-_PPO: Final = "is a key of PPO's or RLOO's trainer, whose files are not read; allowed: nothing, with --task ppo and its options"
+_PPO: Final = (
+    "is a key of PPO's or RLOO's trainer, whose files are not read; allowed: nothing, with --task ppo and its options"
+)
 _COMPLETION: Final = 512
 """GRPOConfig's max_completion_length."""
 _LOSSES: Final = (

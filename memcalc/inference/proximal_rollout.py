@@ -23,7 +23,7 @@ from memcalc.inference.steps import unlabelled
 from memcalc.tasks.log_probabilities import divided_in_place, selective_log_softmax
 from memcalc.tasks.ppo import SOURCE
 from memcalc.tasks.ppo_blocks import Batch, last_blocks, stale_blocks
-from memcalc.tasks.ppo_program import given_of, scored, scoring_weights, with_logits
+from memcalc.tasks.ppo_program import given_of, policy_of, scored, scoring_weights, with_logits
 from memcalc.tasks.reference import SwitchedOff
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class _Generation:
     """The generation of one part: `rows` sequences, behind `before` whole parts."""
 
     def __init__(self, model: Model, setup: Setup, buffer_dtype: DType | None, before: int, rows: Dim) -> None:
-        self.program: Any = model.program.policy  # type: ignore[attr-defined]
+        self.program: Any = policy_of(model.program)
         self.vocab: Dim = self.program.vocab
         self.setup, self.buffer_dtype, self.before, self.rows = setup, buffer_dtype, before, rows
         self.sizes = sizes_of(setup)
@@ -146,7 +146,11 @@ class _Generation:
         _unfinished = new_tensor(memory, (self.rows,), int64, "sequences that go on")
         ids = self._ids(run, run.seq)
         if self.has_positions:
-            run.positions = new_tensor(memory, (self.rows, ONE_DIM), int64, "position_ids") if steps > 1 else held[-1 - len(self.special)]
+            run.positions = (
+                new_tensor(memory, (self.rows, ONE_DIM), int64, "position_ids")
+                if steps > 1
+                else held[-1 - len(self.special)]
+            )
         logits = self._logits(run, cache, ids)
         longer = self._so_far(memory, plus(so_far, 1))
         last = _drawn(memory, self.rows, logits.shape[-1], before, scores=scores)
@@ -160,7 +164,7 @@ class _Generation:
         return Played(memory, list(memory.log), start)
 
     def _ids(self, run: Run, tokens: Dim) -> list[Tensor]:
-        given = map(unlabelled, type(self.program).inputs(self.program, self.rows, tokens))
+        given = map(unlabelled, self.program.inputs(self.rows, tokens))
         return [new_tensor(run.memory, (self.rows, tokens), int64, one.name) for one in given]
 
     def _logits(self, run: Run, cache: DynamicCache, ids: list[Tensor]) -> Tensor:
@@ -186,9 +190,7 @@ class _Drawn:
         self.logits, self.scores, self.probs, self.next_tokens = logits, scores, probs, next_tokens
 
 
-def _drawn(
-    memory: Memory, rows: Dim, vocab: Dim, before: _Drawn | None, scores: list[Tensor] | None = None
-) -> _Drawn:
+def _drawn(memory: Memory, rows: Dim, vocab: Dim, before: _Drawn | None, scores: list[Tensor] | None = None) -> _Drawn:
     """Draw the next tokens: the logits in fp32, the logits divided by the temperature, which are the scores, their softmax, and
     the exponential numbers of `torch.multinomial`. An empty list of scores stands for those that the caller has."""
     shape = (rows, vocab)
@@ -217,7 +219,7 @@ def _held(memory: Memory, setup: Setup, vocab: Dim) -> list[Tensor]:
 
 def _joined(model: Model, setup: Setup, buffer_dtype: DType | None) -> Played:
     """Put the parts into one tensor each (`pad`): the scores of all tokens exist twice."""
-    program: Any = model.program.policy  # type: ignore[attr-defined]
+    program: Any = policy_of(model.program)
     b, vocab = Batch(setup), program.vocab
     run = begun(program, setup, buffer_dtype, b.chunk, b.seq, b.seq.size, replaced=True)
     memory, start = run.memory, len(run.memory.log)
@@ -226,7 +228,9 @@ def _joined(model: Model, setup: Setup, buffer_dtype: DType | None) -> Played:
     _responses = [new_tensor(memory, (rows, b.seq), int64, "queries and responses of a part") for rows in parts]
     _scores = [new_tensor(memory, (rows, b.completion, vocab), fp32, "scores of a part") for rows in parts]
     _all_responses = new_tensor(memory, (b.padded, b.seq), int64, "queries and responses of this batch")
-    _all_scores = new_tensor(memory, (b.padded, b.completion, vocab), fp32, "logits of all responses' tokens of this batch")
+    _all_scores = new_tensor(
+        memory, (b.padded, b.completion, vocab), fp32, "logits of all responses' tokens of this batch"
+    )
     return Played(memory, list(memory.log), start)
 
 
@@ -248,13 +252,15 @@ def _scores(model: Model, setup: Setup, buffer_dtype: DType | None) -> Iterator[
 def _part(model: Model, setup: Setup, buffer_dtype: DType | None, before: int, rows: Dim) -> Played:
     """Run the log-probabilities of a part, the reference, the value model and the reward model."""
     program: Any = model.program
-    b, whole, dtype = Batch(setup), program.value, setup.compute_dtype
+    b, whole = Batch(setup), program.value
     run = begun(program.policy, setup, buffer_dtype, rows, b.seq, b.seq.size, replaced=False)
     memory = run.memory
     memory.autocast = None
     other = run if run.adapters is None else _other(whole, run, b.seq)
     other.add_weight(list(scoring_weights(whole))[-1])
-    reference = run if run.adapters is None else replace(run, adapters=SwitchedOff(run.adapters), recompute=_recomputes(setup))
+    reference = (
+        run if run.adapters is None else replace(run, adapters=SwitchedOff(run.adapters), recompute=_recomputes(setup))
+    )
     start = len(memory.log)
     held = _held_while_scoring(memory, setup, program.vocab, before)
     responses = new_tensor(memory, (b.padded, b.seq), int64, "queries and responses")

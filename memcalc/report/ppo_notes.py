@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.units import show_bytes
 from memcalc.tasks.ppo import TRL_OF_PPO
+from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -29,7 +29,9 @@ def notes_of_ppo(report: Report) -> list[str]:
         "communication are those of one optimizer step",
     ]
     if s.recompute == "full":
-        out.append("ppo: the policy alone is recomputed; the trainer never switches it on, the user's model has to be given so")
+        out.append(
+            "ppo: the policy alone is recomputed; the trainer never switches it on, the user's model has to be given so"
+        )
     if s.autocast_dtype is not None:
         out.append("ppo: generation, reference, values and rewards are outside autocast, in the dtype of the weights")
     if not report.is_of_step:

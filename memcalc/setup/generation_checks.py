@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
@@ -91,7 +91,11 @@ def refuse_generation(options: Options, where: str) -> None:
 def check_generation(options: Options, model: Model) -> None:
     """Raise InputError for what is not modelled beside a task that generates."""
     task, program = options.task, model.whole.program
-    config = model.program.policy.config if task == "ppo" else program.config  # type: ignore[attr-defined]  # without nn.Dropout
+    config: Any = program.config
+    if task == "ppo":  # without nn.Dropout
+        from memcalc.tasks.ppo_program import policy_of
+
+        config = policy_of(model.program).config
     if program.source or program.cacheless is not None or model.model_type in _WITHOUT_ROLLOUT or not program.one_stack:
         refuse("task", task, f"for a {model.model_type}, whose generation has no run on paper, {NOT_YET}pretrain, sft")
     for name in _DROPOUTS:

@@ -62,6 +62,8 @@ def check_ppo(options: Options, engine: str, model: Model) -> None:
     if options.freeze is not None:
         refuse("freeze", options.freeze, f"with --task ppo {NOT_YET}leave it out")
     if options.reward_model is not None:
-        refuse("reward_model", options.reward_model, f"with --task ppo {NOT_YET}leave it out: it is of the policy's size")
+        refuse(
+            "reward_model", options.reward_model, f"with --task ppo {NOT_YET}leave it out: it is of the policy's size"
+        )
     if str(options.precision).startswith("fp16"):
         refuse("precision", options.precision, f"with --task ppo {NOT_YET}bf16, bf16-mixed, bf16-autocast, fp32")

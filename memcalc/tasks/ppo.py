@@ -48,4 +48,6 @@ def ppo_of(chosen: ChosenTask) -> Ppo:
     from memcalc.tasks.generating import micro_batches
 
     assert chosen.completion_len is not None
-    return Ppo(chosen.completion_len, micro_batches(chosen), chosen.num_mini_batches or 1, chosen.num_iterations or EPOCHS)
+    return Ppo(
+        chosen.completion_len, micro_batches(chosen), chosen.num_mini_batches or 1, chosen.num_iterations or EPOCHS
+    )

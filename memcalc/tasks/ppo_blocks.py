@@ -38,8 +38,6 @@ class Batch:
         self.prompt = Dim("prompt", setup.seq_len - setup.completion_len)
 
 
-
-
 def stale_blocks(setup: Setup, vocab: Dim, values_in: DType) -> Iterator[Block]:
     """Yield the blocks of a rollout that its trainer never lets go of before the next rollout has new ones."""
     b = Batch(setup)

@@ -88,9 +88,9 @@ class _Collecting(Program):
         collected = m.run.hidden_states
         if collected is not None and not collected:
             collected.append(hidden_states)
-        out = super().call_layer(m, hidden_states, *rest)
+        out: Any = super().call_layer(m, hidden_states, *rest)
         if collected is not None:
-            collected.append(out[0] if isinstance(out, tuple) else out)
+            collected.append(out)
         return out
 
 
@@ -234,6 +234,11 @@ def collecting(program: Program) -> Program:
     return _as(program, _Collecting)
 
 
+def policy_of(program: Any) -> Any:
+    """Return the program of the policy alone, of the program of PPO's step."""
+    return program.policy
+
+
 def with_ppo(program: Program, whole: Program, task: Ppo) -> Program:
     """Return the program of PPO's step. `whole` is the model without adapters, from which the value model is made."""
     own = _as(program, _OfPpo)
@@ -241,4 +246,7 @@ def with_ppo(program: Program, whole: Program, task: Ppo) -> Program:
     return own
 
 
-__all__ = ["Given", "Output", "collecting", "given_of", "policy_and_value", "scored", "scoring_weights", "with_logits", "with_ppo"]
+__all__ = [
+    "Given", "Output", "collecting", "given_of", "policy_and_value", "policy_of", "scored", "scoring_weights", "with_logits",
+    "with_ppo",
+]  # fmt: skip

@@ -67,6 +67,7 @@ NAMES = [
     "kv-cache",
     "paged-attention",
     "grpo",
+    "ppo",
 ]
 
 

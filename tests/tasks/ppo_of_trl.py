@@ -89,7 +89,9 @@ def iterations_of_trl(s: Any, models: Any, optimizer: Any, meter: Any) -> None:
     own = module.batch_generation
     trainer = object.__new__(module.PPOTrainer)
     control = SimpleNamespace(should_save=False)
-    handler = SimpleNamespace(on_train_begin=lambda *_: control, on_step_end=lambda *_: control, on_train_end=lambda *_: control)
+    handler = SimpleNamespace(
+        on_train_begin=lambda *_: control, on_step_end=lambda *_: control, on_train_end=lambda *_: control
+    )
     vars(trainer).update(
         args=SimpleNamespace(
             response_length=s.completion_len, temperature=0.7, num_ppo_epochs=s.num_iterations, num_total_batches=2,

@@ -198,7 +198,7 @@ class Meter:
         self.live.numbers_are_ones = phase == "step"
 
 
-def iterations(s: Any, models: Any, optimizer: Any, meter: Any, count: int = 2) -> None:  # noqa: C901, PLR0915
+def iterations(s: Any, models: Any, optimizer: Any, meter: Any, count: int = 2) -> None:
     """Run `count` iterations; the last one is measured."""
     wrapper, model, ref_policy = models.wrapper, models.wrapped, models.reference
     chunk, micro = s.rollout_batch_size, s.micro_batch_size
@@ -209,10 +209,12 @@ def iterations(s: Any, models: Any, optimizer: Any, meter: Any, count: int = 2) 
         max_new_tokens=response, temperature=TEMPERATURE, top_k=0.0, top_p=1.0, do_sample=True
     )
     stats = [torch.zeros((s.num_iterations, s.num_mini_batches, s.micro_batches)) for _ in range(7)]
-    for update in range(count):
+    for _update in range(count):
         meter.peaks.clear()
         meter.enter("generate")
-        data = {name: torch.ones((local, context_length), dtype=torch.int64) for name in ("input_ids", "attention_mask")}
+        data = {
+            name: torch.ones((local, context_length), dtype=torch.int64) for name in ("input_ids", "attention_mask")
+        }
         with torch.no_grad():
             queries = data["input_ids"]
             responses, postprocessed_responses, logprobs, ref_logprobs = [], [], [], []
@@ -287,12 +289,10 @@ def iterations(s: Any, models: Any, optimizer: Any, meter: Any, count: int = 2) 
             advantages = torch.masked_fill(advantages, padding_mask, 0)
         for epoch in range(s.num_iterations):
             b_inds = numpy.random.permutation(local)
-            of_mini = 0
             done = 0
-            for mini_start in range(0, local, mini):
+            for of_mini, mini_start in enumerate(range(0, local, mini)):
                 mini_inds = b_inds[mini_start : mini_start + mini]
-                of_micro = 0
-                for micro_start in range(0, mini, micro):
+                for of_micro, micro_start in enumerate(range(0, mini, micro)):
                     done += 1
                     with models.around(done < s.micro_batches):
                         meter.enter("forward")
@@ -343,8 +343,6 @@ def iterations(s: Any, models: Any, optimizer: Any, meter: Any, count: int = 2) 
                             stats[4][place] = vf_clipfrac
                             stats[5][place] = entropy.mean()
                             stats[6][place] = ratio.mean()
-                    of_micro += 1
-                of_mini += 1
                 del (
                     output, vpred_temp, logits, new_logprobs, vpred, vpredclipped, vf_losses1, vf_losses2, vf_loss, vf_clipfrac,
                     logprobs_diff, ratio, pg_losses, pg_losses2, pg_loss_max, pg_loss, loss, pg_clipfrac, prob_dist, entropy,
@@ -429,7 +427,11 @@ def made(report: memcalc.Report, of: Any = PolicyAndValue) -> Models:
         in_fp32(wrapper, DTYPES[s.autocast_dtype])
     reward.eval()
     return Models(
-        wrapper=wrapper, wrapped=wrapper, reference=reference, reward=reward, around=lambda follows: contextlib.nullcontext()
+        wrapper=wrapper,
+        wrapped=wrapper,
+        reference=reference,
+        reward=reward,
+        around=lambda follows: contextlib.nullcontext(),
     )
 
 
@@ -454,9 +456,8 @@ def measured(report: memcalc.Report, run: Any = iterations, of: Any = PolicyAndV
                 live.register(tensor)
             run(s, models, optimizer, meter)
         counters = nbytes(on_the_cpu(optimizer))
-        states = sum(
-            t.untyped_storage().nbytes() for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)
-        )
+        kept = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+        states = nbytes([*kept, *getattr(optimizer, "copies", ())])
         trained = sum(p.nbytes for p in wrapper.parameters())
         return Measured(
             held=held, parameters=trained, states=states - counters,
