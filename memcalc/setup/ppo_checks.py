@@ -46,8 +46,10 @@ def check_ppo(options: Options, engine: str, model: Model) -> None:
     whole = model.whole
     if whole.model_type not in TYPES:
         refuse("task", "ppo", f"for a {whole.model_type} {NOT_YET}{', '.join(TYPES)}")
-    if whole.program.cache_windows():
-        refuse("task", "ppo", f"for a {whole.model_type} with a sliding window {NOT_YET}one without, or --task grpo")
+    window = min(whole.program.cache_windows().values(), default=None)
+    if window is not None and window <= (options.seq_len or 0):
+        why = f"with --task ppo for a {whole.model_type} with a sliding window of {window} tokens"
+        refuse("seq_len", options.seq_len, f"{why} {NOT_YET}{window - 1} or fewer")
     if (whole.fields or {}).get("use_cache") is False:
         refuse("task", "ppo", f"for a configuration whose use_cache is off {NOT_YET}one with it")
     if engine not in _ENGINES:

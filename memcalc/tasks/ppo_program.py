@@ -34,16 +34,19 @@ if TYPE_CHECKING:
 
 class KeptInForward:
     """A DynamicCache that a forward fills, and nobody reads: each layer joins nothing with its keys and values, which are
-    copies of those that it was given."""
+    copies of those that it was given. A sliding layer keeps a view of the last ones of them, and its window as a tensor."""
 
     seen = 0
     is_compileable = False
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program, run: Run) -> None:
+        self.windows = program.cache_windows()
+        self.numbers = [new_tensor(run.memory, (), int64, "window as a tensor") for _ in self.windows]
         self.layers: list[tuple[Tensor, Tensor]] = []
 
     def update(self, m: Module, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        pair = _copied(key_states, key_states.dtype), _copied(value_states, key_states.dtype)
+        dtype = value_states.dtype if m.memory.layer in self.windows else key_states.dtype
+        pair = _copied(key_states, key_states.dtype), _copied(value_states, dtype)
         self.layers.append(pair)
         return pair
 
@@ -162,14 +165,17 @@ def value_run(run: Run) -> Run:
 
 def scored(program: Program, run: Run, given: Given, *, caches: bool) -> tuple[Output, Tensor]:
     """Run a model with a score. Returns its output, and the score of each token."""
-    output = _called(program, replace(run, cache=KeptInForward() if caches else None), given, _last_hidden_states)
+    output = _called(
+        program, replace(run, cache=KeptInForward(program, run) if caches else None), given, _last_hidden_states
+    )
     run.memory.enter(run.memory.phase, None)
     return output, Module(run, "score").linear(output.hidden_states[-1])
 
 
 def with_logits(program: Program, run: Run, given: Given) -> Output:
     """Run a policy with all its logits. Layers that are recomputed are given no cache."""
-    return _called(program, replace(run, cache=None if run.recompute else KeptInForward()), given, _all_logits)
+    own = None if run.recompute else KeptInForward(program, run)
+    return _called(program, replace(run, cache=own), given, _all_logits)
 
 
 def _called(program: Program, run: Run, given: Given, head: Callable[..., Tensor]) -> Output:

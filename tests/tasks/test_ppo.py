@@ -103,11 +103,9 @@ def test_adapters(model: dict[str, Any], options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("family", TYPES)
 def test_types(family: str) -> None:
     for case in step_cases(family)[:2]:
-        sizes = {"micro_batch_size": case.batch, "seq_len": case.seq, "completion_len": case.seq // 2}
-        fields = {
-            name: value for name, value in case.fields.items() if name not in ("sliding_window", "use_sliding_window")
-        }
-        check(fields | {"sliding_window": None} if "sliding_window" in case.fields else fields, sizes)
+        windows = memcalc.load_model(case.fields).program.cache_windows().values()
+        seq = min([case.seq, *(window - 1 for window in windows)])
+        check(case.fields, {"micro_batch_size": case.batch, "seq_len": seq, "completion_len": seq // 2})
 
 
 @pytest.mark.parametrize(
@@ -245,7 +243,10 @@ def test_refused(name: str) -> None:
         ("mixtral-8x7b", "--task ppo: for a mixtral is not modelled"),
         (LLAMA | {"attention_dropout": 0.1}, "--task ppo: for a llama whose attention_dropout is not 0"),
         (LLAMA | {"use_cache": False}, "--task ppo: for a configuration whose use_cache is off"),
-        (LLAMA | {"model_type": "mistral", "sliding_window": 16}, "--task ppo: for a mistral with a sliding window"),
+        (
+            LLAMA | {"model_type": "mistral", "sliding_window": 16},
+            "--seq-len 24: with --task ppo for a mistral with a sliding",
+        ),
     ],
 )
 def test_refused_models(model: Any, message: str) -> None:
