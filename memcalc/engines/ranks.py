@@ -157,7 +157,7 @@ def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
 
         kept = (*kept, *reward_rows(setup))
     if setup.task == "ppo":
-        from memcalc.engines.proximal import with_batch
+        from memcalc.engines.base.ppo_batch import with_batch
 
         return with_batch(holdings._replace(always=(*holdings.always, *kept)), model, setup)
     masks = (padding_row(model),) if setup.padded else ()
