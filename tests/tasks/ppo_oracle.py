@@ -30,7 +30,7 @@ from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import build, configuration, nbytes, to_run
 from memcalc.validate.untouched import Untouched
 
-PAD, TEMPERATURE = 0, 0.7 + 1e-7
+PAD, TEMPERATURE = 3, 0.7 + 1e-7
 _LOGSUMEXP = torch.ops.aten.logsumexp.default
 
 
@@ -52,7 +52,7 @@ class OnAGpu(Live):
 def drawn(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
     """`torch.multinomial` of one sample as Distributions.cpp has it."""
     q = torch.empty_like(probs).exponential_()
-    return torch.argmax(torch.div(probs, q, out=q), dim=-1, keepdim=True) + 1
+    return torch.argmax(torch.div(probs, q, out=q), dim=-1, keepdim=True)
 
 
 class PolicyAndValue(torch.nn.Module):
