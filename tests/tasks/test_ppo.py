@@ -111,6 +111,7 @@ def test_types(family: str) -> None:
         check(case.fields, {"micro_batch_size": case.batch, "seq_len": seq, "completion_len": seq // 2})
 
 
+@pytest.mark.filterwarnings("ignore:You are importing from")
 @pytest.mark.parametrize(
     ("model", "options"),
     [
