@@ -39,6 +39,7 @@ OPTIONS = (
     "--base-dtype", "--quantize", "--double-quant",
     "--quantize-compute-dtype", "--prepare-kbit-training", "--task", "--precompute-reference",
     "--completion-len", "--num-generations", "--steps-per-generation", "--num-iterations", "--beta",
+    "--rollout-batch-size", "--num-mini-batches",
     "--offload-optimizer", "--offload-params", "--gpu", "--network-gbps",
     "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
     "--deepspeed", "--accelerate", "--training-args", "--megatron-args", "--torchtitan", "--layers", "--explain-setup",
@@ -109,6 +110,7 @@ DEFAULTS: dict[str, Any] = {
     "stage_layers": None, "microbatch_group_size": None, "cp_exchange_size": None, "wgrad_deferral_limit": None,
     "recompute_modules": None, "offload_modules": None, "reentrant_checkpoints": False,
     "fp8_recipe": None, "fp8_param_gather": False,
+    "rollout_batch_size": None, "num_mini_batches": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 

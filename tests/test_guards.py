@@ -66,6 +66,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inference.moments",
         "memcalc.inference.rewarding",
         "memcalc.inference.rollout",
+        "memcalc.inference.proximal_rollout",
     ),
     ("memcalc.estimation",),
     ("memcalc.inference",),

@@ -123,6 +123,8 @@ def _setup(
     offload_activations: t.OffloadActivations = None,
     neftune_alpha: t.NeftuneAlpha = None,
     reentrant_checkpoints: k.ReentrantCheckpoints = None,
+    rollout_batch_size: t.RolloutBatchSize = None,
+    num_mini_batches: t.NumMiniBatches = None,
     lengths: t.Lengths = None,
     encoder_stages: k.EncoderStages = None,
     reward_model: k.RewardModel = None,

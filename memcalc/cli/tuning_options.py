@@ -101,7 +101,7 @@ PrepareKbitTraining = Annotated[
 Task = Annotated[
     str | None,
     option(
-        "What a step trains for, as TRL runs it: pretrain, sft, dpo, kto, grpo (ppo is not modelled). (default: pretrain)",
+        "What a step trains for, as TRL runs it: pretrain, sft, dpo, kto, ppo, grpo. (default: pretrain)",
         METHOD,
         "--task",
     ),
@@ -118,8 +118,8 @@ PrecomputeReference = Annotated[
 CompletionLen = Annotated[
     str | None,
     option(
-        "GRPO: tokens of a generated completion, the last ones of --seq-len (max_completion_length). "
-        "(default: 512, or half of a shorter sequence)",
+        "GRPO and PPO: tokens of a generated completion, the last ones of --seq-len (max_completion_length, response_length). "
+        "(default: 512, PPO 53, or half of a shorter sequence)",
         KNOBS,
         "--completion-len",
     ),
@@ -137,7 +137,11 @@ StepsPerGeneration = Annotated[
 ]
 NumIterations = Annotated[
     int | None,
-    option("GRPO: how often a completion is trained on (num_iterations). (default: 1)", KNOBS, "--num-iterations"),
+    option(
+        "GRPO and PPO: how often a completion is trained on (num_iterations, num_ppo_epochs). (default: 1, PPO 4)",
+        KNOBS,
+        "--num-iterations",
+    ),
 ]
 Beta = Annotated[
     float | None,
@@ -145,6 +149,23 @@ Beta = Annotated[
         "GRPO: weight of the distance from a reference model (beta); 0 has none on the GPU. (default: 0)",
         KNOBS,
         "--beta",
+    ),
+]
+RolloutBatchSize = Annotated[
+    int | None,
+    option(
+        "PPO: completions that a rank generates and scores together (local_rollout_forward_batch_size). "
+        "(default: 64, or a rank's batch if that is smaller)",
+        KNOBS,
+        "--rollout-batch-size",
+    ),
+]
+NumMiniBatches = Annotated[
+    int | None,
+    option(
+        "PPO: parts of a rank's batch, after each of which the trainer frees its variables (num_mini_batches). (default: 1)",
+        KNOBS,
+        "--num-mini-batches",
     ),
 ]
 OffloadOptimizer = Annotated[

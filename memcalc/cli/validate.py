@@ -107,9 +107,11 @@ def validate(
 
 
 def _check_reentry(model: str | None, given: dict[str, Any], *, has_file: bool) -> None:
-    """Raise InputError for checkpoints that re-enter autograd, which the run does not make."""
+    """Raise InputError for checkpoints that re-enter autograd, and for PPO, which the run does not make."""
     from memcalc import estimate
     from memcalc.inputs.options import NOT_YET, refuse
 
     if given.get("reentrant_checkpoints") or (has_file and estimate(model, **given).setup.reentrant_checkpoints):
         refuse("reentrant_checkpoints", True, f"in a run {NOT_YET}off; memcalc estimate takes it")
+    if given.get("task") == "ppo" or (has_file and estimate(model, **given).setup.task == "ppo"):
+        refuse("task", "ppo", f"in a run {NOT_YET}pretrain, sft, dpo, kto, grpo; memcalc estimate takes it")

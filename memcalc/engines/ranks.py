@@ -124,6 +124,8 @@ def _holdings(model: Any, setup: Setup) -> tuple[HoldingsAndSums, ...]:
     outgrown = program is not None and (sum(program.idle.values()), program.outgrown(setup.seq_len or 0))
     micro_batches = min(setup.micro_batches, ENOUGH_MICRO_BATCHES)
     key = ("held", *decides_holdings(setup), setup.shards, setup.replicas, micro_batches, outgrown)
+    if setup.task == "ppo":  # whose batch is a part of what is held
+        key = (*key, setup.micro_batch_size, setup.micro_batches, setup.seq_len)
     if key not in model.profiles:
         if isinstance(model, Model):
             holdings = _of_engine(model, setup)
@@ -154,6 +156,10 @@ def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
         from memcalc.tasks.reward_model import reward_rows
 
         kept = (*kept, *reward_rows(setup))
+    if setup.task == "ppo":
+        from memcalc.engines.base.ppo_batch import with_batch
+
+        return with_batch(holdings._replace(always=(*holdings.always, *kept)), model, setup)
     masks = (padding_row(model),) if setup.padded else ()
     order = holdings.order
     if order is not None:

@@ -40,6 +40,12 @@ def _of_model(name: str) -> Callable[[Report], int]:
     return lambda report: getattr(report.model, name)
 
 
+def parameters_of(report: Report) -> int:
+    """Return the model's parameters; where a value model trains too, those of the policy."""
+    model = report.model
+    return (model.whole if report.setup.task == "ppo" else model).num_parameters
+
+
 def _of_setup(name: str) -> Callable[[Report], int]:
     return lambda report: getattr(report.setup, name) or 0
 
@@ -100,7 +106,7 @@ def _adapted(report: Report) -> int:
 
 
 LETTERS: Final[dict[str, Letter]] = {
-    "Φ": Letter(Words("parameters", "参数量"), _of_model("num_parameters")),
+    "Φ": Letter(Words("parameters", "参数量"), parameters_of),
     "A": Letter(Words("parameters that a token uses", "每个 token 激活的参数量"), _of_model("active_parameters")),
     "n": Letter(Words("data-parallel GPUs", "数据并行的 GPU 数"), _data_parallel),
     "z": Letter(

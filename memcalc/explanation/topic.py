@@ -11,7 +11,7 @@ from memcalc.estimation.estimate import estimate
 from memcalc.estimation.sizing import DECIDES
 from memcalc.explanation.arithmetic import evaluated, with_numbers
 from memcalc.explanation.defaults import completed
-from memcalc.explanation.letters import LETTERS, letters_in, meanings, values
+from memcalc.explanation.letters import LETTERS, letters_in, meanings, parameters_of, values
 from memcalc.explanation.step import Section, Step, Unit
 from memcalc.explanation.words import Words
 from memcalc.formats.given import with_files
@@ -232,7 +232,7 @@ def _named(report: Report, language: str) -> str:
     zero = [f"ZeRO {setup.zero}"] if setup.zero or setup.engine == "deepspeed" else []
     engine = [] if setup.engine == "none" else [setup.engine]
     gpus = [_GPUS.said(language, gpus=setup.gpus)] if setup.gpus > 1 else []
-    count = _PARAMETERS.said(language, count=show_count(report.model.num_parameters))
+    count = _PARAMETERS.said(language, count=show_count(parameters_of(report)))
     name = f"{report.model.name} ({count})" if report.model.name else count
     return ", ".join([name, *gpus, *engine, *zero, *degrees, setup.precision])
 

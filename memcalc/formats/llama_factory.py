@@ -112,14 +112,16 @@ def _read_stage(found: Findings, stage: str, kind: str) -> None:
     section = found.section
     if stage == "rm":
         section.refuse("stage", "allowed: pt, sft, dpo, kto (reward models are not modelled)")
+    if stage == "ppo":
+        section.refuse(
+            "stage", "allowed: pt, sft, dpo, kto (its PPO has one model with a value head, and is not modelled)"
+        )
     task = "pretrain" if stage in ("pt", "sft") else stage
     found.take("task", "stage", task if "stage" in section else None, task)
     if stage in ("pt", "sft"):
         packs = section.flag("packing")
         if packs or (packs is None and stage == "pt"):
             found.note("packing", "rows are counted as single sequences of the whole length")
-        return
-    if stage == "ppo":
         return
     found.note("stage", "counted with TRL's head, which makes no logits; LLaMA-Factory's own loss has all of them")
     if (section.text("pref_loss") or "") in ("orpo", "simpo") and stage == "dpo":

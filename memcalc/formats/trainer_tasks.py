@@ -15,6 +15,9 @@ _SCRIPT: Final = ("use_peft", "dataset_config", "dataset_train_split", "chat_tem
 """Keys of TRL's scripts. With `max_length` beside them, and nothing of another trainer, the script is SFT's."""
 _OF_PPO: Final = ("rloo_k", "reward_model_path", "kl_coef", "num_sample_generations", "response_length")
 """The keys among `ONLINE` that are of PPO, and of RLOO as it was beside it."""
+_PPO: Final = (
+    "is a key of PPO's or RLOO's trainer, whose files are not read; allowed: nothing, with --task ppo and its options"
+)
 _COMPLETION: Final = 512
 """GRPOConfig's max_completion_length."""
 _LOSSES: Final = (
@@ -24,13 +27,15 @@ _LOSSES: Final = (
 
 
 def read_task(found: Findings) -> bool:
-    """Set the task if keys tell a trainer of TRL's. Tell whether they do. Raises InputError for reward models."""
+    """Set the task if keys tell a trainer of TRL's. Tell whether they do. Raises InputError for reward models and PPO."""
     section = found.section
     key, task = _task(section)
     if task is None:
         return False
     if task == "reward":
         section.refuse(key, "allowed: nothing (reward models are not modelled)")
+    if task == "ppo":
+        section.refuse(key, _PPO)
     if task == "orpo":
         found.assume("task", key, "dpo")
         found.give("precompute_reference", key, True)
@@ -49,13 +54,13 @@ def read_task(found: Findings) -> bool:
 def has_own_loss(found: Findings) -> bool:
     """Tell whether the trainer computes its loss with TRL's own head."""
     task = found.options.get("task")
-    return task is not None and task.value in OF_TRL
+    return task is not None and task.value in OF_TRL and task.value != "ppo"
 
 
 def generates(found: Findings) -> bool:
     """Tell whether the trainer generates what it trains on."""
     task = found.options.get("task")
-    return task is not None and task.value in (*ONLINE_TASKS, "ppo")
+    return task is not None and task.value in ONLINE_TASKS
 
 
 def _task(section: Section) -> tuple[str, str | None]:

@@ -16,6 +16,7 @@ from memcalc.formats.training_args_model_writer import has_model_config, model_p
 from memcalc.formats.training_args_optimizer_writer import clipping_part, optimizer_part
 from memcalc.formats.unsaid import unsaid
 from memcalc.formats.written import Written
+from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.tasks import OF_TRL, ONLINE, PREFERENCE
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def _task(setup: Setup) -> Part:
     """Return the trainer of TRL's, with the length that it cuts sequences to."""
     if setup.task not in OF_TRL:
         return Part({}, frozenset({"task"}))
+    if setup.task == "ppo":
+        refuse("task", "ppo", f"in a file of TrainingArguments {NOT_YET}pretrain, sft, dpo, kto, grpo")
     if setup.task in ONLINE:
         return _generation(setup)
     keys: dict[str, Any] = {"max_length": setup.seq_len, **_OF_TASK[setup.task]}

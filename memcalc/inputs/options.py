@@ -129,6 +129,8 @@ class Options(NamedTuple):
     reentrant_checkpoints: bool | None = None
     fp8_recipe: str | None = None
     fp8_param_gather: bool = False
+    rollout_batch_size: int | None = None
+    num_mini_batches: int | None = None
 
 
 PLUS_PLUS: Final[Mapping[str, Any]] = {
@@ -226,7 +228,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     "seq_len": (1, 10**8),
     "completion_len": (1, 10**8),
     "num_generations": (2, 10**6),
-    **dict.fromkeys(("steps_per_generation", "num_iterations"), (1, 10**6)),
+    **dict.fromkeys(("steps_per_generation", "num_iterations", "rollout_batch_size", "num_mini_batches"), (1, 10**6)),
     "global_batch_size": (1, 10**10),
 }
 """The least and the largest value of each integer option."""

@@ -216,6 +216,10 @@ def _of_task(report: Report) -> list[str]:
     s = report.setup
     if s.task == "sft":
         return ["sft: all tokens but the first of each sequence have a label; TRL's head leaves out those without one"]
+    if s.task == "ppo":
+        from memcalc.report.ppo_notes import notes_of_ppo
+
+        return notes_of_ppo(report)
     if report.rollout is not None:
         return _of_rollout(report)
     if s.precompute_reference is None:

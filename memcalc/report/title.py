@@ -81,6 +81,8 @@ def _trained(s: Setup) -> list[str]:
 def _task(s: Setup) -> list[str]:
     """Return the task, and where its reference is; [] for pretraining."""
     beside = "the adapters' base is the reference" if s.lora_rank else "with a reference model"
+    if s.task == "ppo":
+        return [f"ppo: policy and value model, {beside}, and a reward model"]
     if s.beta:
         return [f"{s.task}, {beside}"]
     if s.precompute_reference is None:

@@ -221,8 +221,10 @@ def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str
             why = "Colossal-AI's loss is over a vocabulary that ranks share; allowed: vocab-parallel"
             refuse("cross_entropy", options.cross_entropy, why)
         return "vocab-parallel"
+    if options.task == "ppo":
+        return "eager"  # its loss takes the logits themselves
     if model.task is not None:
-        return "chunked"  # TRL's head, of all preference tasks (memcalc.setup.task_checks)
+        return "chunked"  # TRL's head, of all other tasks (memcalc.setup.task_checks)
     loss = (
         DEFAULT_LOSS[kernels]
         if options.cross_entropy is None

@@ -226,6 +226,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute_modules=options.recompute_modules,
         offload_modules=options.offload_modules,
         reentrant_checkpoints=bool(options.reentrant_checkpoints),
+        rollout_batch_size=options.rollout_batch_size,
+        num_mini_batches=options.num_mini_batches,
         **_fp8(options, engine, precision, seq_len, model),
     )
 

@@ -196,6 +196,10 @@ class Setup(NamedTuple):
     """How Megatron's linear layers cast to fp8 for their products, by the name of Megatron's recipe; None: they do not."""
     fp8_param_gather: bool = False
     """True if the weights of these layers are kept and gathered in fp8 alone."""
+    rollout_batch_size: int | None = None
+    """The completions that PPO generates and scores together (`local_rollout_forward_batch_size`); None for other tasks."""
+    num_mini_batches: int | None = None
+    """The parts of PPO's batch, after each of which the trainer lets go of its variables; None for other tasks."""
 
     @property
     def micro_batches(self) -> int:
@@ -270,7 +274,8 @@ class Setup(NamedTuple):
     @property
     def has_reference(self) -> bool:
         """Tell whether a reference model is on the GPU beside the policy. Adapters that are switched off need none."""
-        return (self.precompute_reference is False or bool(self.beta)) and not self.lora_rank
+        has = self.precompute_reference is False or bool(self.beta) or self.task == "ppo"
+        return has and not self.lora_rank
 
     @property
     def offloads(self) -> bool:

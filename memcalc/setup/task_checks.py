@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name
-from memcalc.tasks import OF_TRL, ONLINE, PREFERENCE, TRL
+from memcalc.tasks import OF_TRL, ONLINE, PREFERENCE
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -27,8 +27,6 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
     if options.precompute_reference is not None and task not in PREFERENCE:
         why = f"is an option of tasks with a reference model; allowed: with --task {' or '.join(PREFERENCE)}"
         refuse("precompute_reference", options.precompute_reference, why)
-    if task == "ppo":
-        refuse("task", task, f"{NOT_YET}{', '.join(_MODELLED)} ({TRL} has no PPOTrainer to check it with)")
     if task not in _MODELLED:
         refuse("task", task, f"{NOT_YET}{', '.join(_MODELLED)}")
     if task not in OF_TRL:
@@ -43,7 +41,12 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
     for axis in ("tp", "pp", "cp", "ep"):
         if getattr(options, axis) > 1:
             refuse("task", task, f"with --{axis} {getattr(options, axis)} {NOT_YET}--{axis} 1")
-    _check_head(options, model)
+    if task == "ppo":
+        from memcalc.setup.ppo_checks import check_ppo
+
+        check_ppo(options, engine, model)
+    else:
+        _check_head(options, model)
     if task in PREFERENCE:
         _check_dropout(options, model)
     if task in ONLINE:

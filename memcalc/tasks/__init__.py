@@ -4,7 +4,7 @@ the programs themselves."""
 PREFERENCE = ("dpo", "kto")
 """The tasks that compare the policy with a reference model."""
 
-ONLINE = ("grpo",)
+ONLINE = ("grpo", "ppo")
 """The tasks that generate what they train on."""
 
 OF_TRL = ("sft", *PREFERENCE, *ONLINE)

@@ -120,16 +120,22 @@ def takes_head(program: Program) -> bool:
 def with_task(program: Program, task: Task, model_type: str) -> Program:
     """Return a copy of the program whose step is the task's. Trainers of preferences switch off every nn.Dropout
     (`disable_dropout`), but not the dropout of attention weights that is a function."""
-    own: Any = copy.copy(program)
+    own: Any = without_dropout(program, model_type) if task.disables_dropout else copy.copy(program)
     own.__dict__.pop("idle", None)
-    switched_off = () if not task.disables_dropout else (*_DROPOUT_MODULES, *_OF_TYPES.get(model_type, ()))
+    own.__class__ = _class(type(program))
+    own.task = task
+    return own
+
+
+def without_dropout(program: Program, model_type: str) -> Program:
+    """Return a copy of the program whose nn.Dropout modules do nothing (`disable_dropout_in_model`)."""
+    own: Any = copy.copy(program)
+    switched_off = (*_DROPOUT_MODULES, *_OF_TYPES.get(model_type, ()))
     modules = {name: 0.0 for name in switched_off if getattr(own.config, name, None)}
     if modules:
         own.config = replace(own.config, **modules)
-    if own.adapters is not None and task.disables_dropout:
+    if own.adapters is not None:
         own.adapters = replace(own.adapters, how=own.adapters.how._replace(dropout=0.0))
-    own.__class__ = _class(type(program))
-    own.task = task
     return own
 
 

@@ -70,7 +70,7 @@ def _rows(model: Model, setup: Setup, buffer_dtype: DType | None) -> Iterator[Ro
     for weight in model.whole.weight_classes:
         copies = model.whole.copies(weight)
         yield Row("parameters", NAME + weight.name, weight.shape, dtype, copies, "always", "exact", SOURCE)
-    buffers = Counter(b._replace(layer=None) for b in after_forward(model.program.buffers(), setup.seq_len or 0))
+    buffers = Counter(b._replace(layer=None) for b in after_forward(model.whole.program.buffers(), setup.seq_len or 0))
     for buffer, copies in buffers.items():
         kept = buffer.dtype or buffer_dtype or dtype
         yield Row("buffers", NAME + buffer.name, buffer.shape, kept, copies, "always", "exact", SOURCE)

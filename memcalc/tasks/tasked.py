@@ -38,6 +38,8 @@ class ChosenTask(Chosen, Protocol):
     def beta(self) -> float | None: ...
     @property
     def packing(self) -> bool: ...
+    @property
+    def num_mini_batches(self) -> int | None: ...
 
 
 def tasked(model: Model, chosen: ChosenTask) -> Model:
@@ -48,7 +50,7 @@ def tasked(model: Model, chosen: ChosenTask) -> Model:
     base = tuned(model.whole, chosen)
     key = "task", chosen.task, task  # tuples of two tasks can be equal
     if key not in base.profiles:
-        base.profiles[key] = _made(base, task)
+        base.profiles[key] = _made(base, task, of_ppo=chosen.task == "ppo")
     return base.profiles[key]
 
 
@@ -62,6 +64,10 @@ def _task(chosen: ChosenTask) -> Task:
         from memcalc.tasks.generating import grpo_of
 
         return grpo_of(chosen)
+    if chosen.task == "ppo":
+        from memcalc.tasks.ppo import ppo_of
+
+        return ppo_of(chosen)  # type: ignore[return-value]
     how = bool(chosen.precompute_reference), chosen.padded
     if chosen.task == "kto":
         from memcalc.tasks.kto import Kto
@@ -72,9 +78,16 @@ def _task(chosen: ChosenTask) -> Task:
     return Dpo(*how)
 
 
-def _made(base: Model, task: Task) -> Model:
-    from memcalc.tasks.program import with_task
+def _made(base: Model, task: Task, *, of_ppo: bool) -> Model:
+    from memcalc.tasks.program import with_task, without_dropout
 
-    own = Model(base.name, base.model_type, with_task(base.program, task, base.model_type), base.fields, base.notes)
+    if of_ppo:
+        from memcalc.tasks.ppo_program import with_ppo
+
+        policy, value = (without_dropout(one.program, base.model_type) for one in (base, base.whole))
+        program = with_ppo(policy, value, task)  # type: ignore[arg-type]
+    else:
+        program = with_task(base.program, task, base.model_type)
+    own = Model(base.name, base.model_type, program, base.fields, base.notes)
     own.tuning, own.whole, own.task = base.tuning, base.whole, task
     return own

@@ -20,6 +20,13 @@ PIPED = FSDP | {"pp": 2, "global_batch_size": 64}
 IN_FILES: dict[str, Any] = ZERO_3 | {"offload_optimizer": "nvme", "offload_params": "nvme"}
 AWARE: dict[str, Any] = MEGATRON | {"zero": 1, "precision_aware_optimizer": True}
 HOOKED: dict[str, Any] = {"engine": "ddp", "gpus": 4, "precision": "fp32", "comm_hook": "powersgd"}
+PPO: dict[str, Any] = {
+    "task": "ppo",
+    "precision": "bf16",
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    "completion_len": 8,
+}
 GRPO: dict[str, Any] = {"task": "grpo", "precision": "bf16", "micro_batch_size": 8, "num_iterations": 2}
 ADAPTED: dict[str, Any] = {"lora_rank": 4, "precision": "bf16"}
 QUANTISED: dict[str, Any] = {
@@ -73,6 +80,7 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "gradient_accumulation_fusion": (MEGATRON, (True, False)), "attention_mask_in_dataloader": (MEGATRON, (True, False)),
     "packing": ({"precision": "bf16"}, (True,)), "offload_activations": ({}, ("cpu",)), "neftune_alpha": ({}, (5.0,)),
     "reentrant_checkpoints": ({"recompute": "full"}, (True,)),
+    "rollout_batch_size": (PPO, (2, 3)), "num_mini_batches": (PPO, (2,)),
     "wgrad_deferral_limit": (MEGATRON | {"pp": 2, "global_batch_size": 24}, (0, 2)),
     "stage_layers": (MEGATRON | {"pp": 2}, ("2,4",)),
     "offload_modules": (MEGATRON, ("core_attn", "core_attn,attn_proj")),

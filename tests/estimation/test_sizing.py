@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "lora_dropout": (0.1,), "lora_bias": ("all",), "adapter_dtype": ("bf16",), "input_require_grads": (True, False),
     "task": ("pretrain", "dpo", "kto"), "precompute_reference": (True, False), "completion_len": (8,), "num_generations": (2,),
     "steps_per_generation": (2,), "num_iterations": (2,), "beta": (0.1,),
+    "rollout_batch_size": (2,), "num_mini_batches": (2,),
     "offload_optimizer": ("none", "cpu", "nvme"), "offload_params": ("none", "cpu", "nvme"),
     "dora": (True,), "modules_to_save": ("lm_head",), "tp_dims": ("2", "3"), "tp_depth": (2,), "autotp": (True,),
     "zero_quantized_weights": (True,), "zero_quantized_gradients": (True,), "zero_hpz_partition_size": (1, 4),

@@ -69,6 +69,7 @@ NAMES = [
     "kv-cache",
     "paged-attention",
     "grpo",
+    "ppo",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import yaml
 from formats.test_training_args import PLAIN, of, read, values
 
@@ -46,7 +47,13 @@ def test_a_reward_model_is_noted() -> None:
 
 
 def test_ppo_is_another_trainer() -> None:
-    assert of(response_length=53, kl_coef=0.05)["task"] == "ppo"
+    with pytest.raises(
+        memcalc.InputError, match=r"kl_coef 0\.05: is a key of PPO's or RLOO's trainer, whose files are not read"
+    ):
+        of(response_length=53, kl_coef=0.05)
+    report = memcalc.estimate(LLAMA, seq_len=64, task="ppo", precision="bf16")
+    with pytest.raises(memcalc.InputError, match="--task ppo: in a file of TrainingArguments"):
+        write(report.setup, report.model)
 
 
 def test_what_is_written_is_read() -> None:

@@ -229,7 +229,6 @@ def test_pretraining_is_as_it_was() -> None:
             {"task": "dpo"},
             "for a bloom whose hidden_dropout is not 0",
         ),
-        (LLAMA, {"task": "ppo"}, "--task ppo: is not modelled by this version; allowed: pretrain, sft, dpo"),
         (LLAMA, {"task": "rlhf"}, "--task rlhf: allowed: pretrain, sft, dpo, kto, ppo, grpo"),
     ],
 )

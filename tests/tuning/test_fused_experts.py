@@ -122,10 +122,9 @@ def test_families(family: str, options: dict[str, Any]) -> None:
     [
         {"quantize": "nf4", "double_quant": True},
         {"quantize": "nf4", "prepare_kbit_training": True, "recompute": "full"},
-        {"quantize": "int8"},
         {"modules_to_save": "lm_head"},
         {"lora_bias": "all"},
-        {"padded": True, "cross_entropy": "chunked"},
+        {"padded": True},
         {"engine": "ddp", "gpus": 2, "global_batch_size": 8, "clip_grad_norm": True},
         {"engine": "deepspeed", "zero": 2, "gpus": 4, "precision": "bf16-mixed", "offload_optimizer": "cpu"},
         {"optimizer": "adamw-8bit"},

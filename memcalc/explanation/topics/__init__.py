@@ -16,7 +16,7 @@ OTHER_NAMES: Final = {
     "schedules": "bubble", "gpipe": "pipeline", "1f1b": "pipeline", "zero-bubble": "zbv", "dualpipev": "dualpipe",
     "layers": "convolution", "conv2d": "convolution", "gru": "lstm", "rnn": "lstm",
     "tp-dims": "tensor-parallel-dims", "2d-tensor-parallel": "tensor-parallel-dims",
-    "ppo": "grpo", "reinforcement": "grpo", "rlhf": "grpo", "dataparallel": "data-parallel", "server": "parameter-server",
+    "reinforcement": "grpo", "rlhf": "grpo", "dataparallel": "data-parallel", "server": "parameter-server",
 }  # fmt: skip
 """Other words that people type for a topic."""
 

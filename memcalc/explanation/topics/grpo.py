@@ -1,4 +1,4 @@
-"""GRPO and PPO: the models that are resident, and the phases of one iteration."""
+"""GRPO: the models that are resident, and the phases of one iteration."""
 
 from __future__ import annotations
 
@@ -10,28 +10,8 @@ from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-_BYTES: Final = "16 bytes of a parameter that trains, Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3.1"
+BYTES: Final = "16 bytes of a parameter that trains, Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3.1"
 
-FOUR: Final = Rule(
-    title=Words("PPO holds four models: 36Φ", "PPO 常驻四个模型：36Φ"),
-    formula="2·16·Φ + 2·2·Φ",
-    unit="bytes",
-    counts=Words(
-        "a policy and a value model that train, 16 bytes a parameter each, and a reference and a reward model in 16 bits, all "
-        "of one size.",
-        "参与训练的策略模型和价值模型（各每参数 16 字节），以及 16 位的参考模型和奖励模型，四者大小相同。",
-    ),
-    leaves_out=Words(
-        "caches and activations, and that value and reward models are often smaller, shared, or offloaded in between.",
-        "缓存和激活值；价值模型和奖励模型往往更小、共享权重，或在阶段之间卸载。",
-    ),
-    quoted=Quoted(
-        {"Φ": 7 * 10**9},
-        252 * 10**9,
-        0,
-        f"{_BYTES}; the four models: Yao et al., DeepSpeed-Chat, arXiv 2308.01320 (formula)",
-    ),
-)
 TWO: Final = Rule(
     title=Words("GRPO holds a policy and a reference: 18Φ", "GRPO 常驻策略模型和参考模型：18Φ"),
     formula="16·Φ + 2·Φ",
@@ -48,7 +28,7 @@ TWO: Final = Rule(
         {"Φ": 7 * 10**9},
         126 * 10**9,
         0,
-        f"{_BYTES}; no value model: Shao et al., DeepSeekMath, arXiv 2402.03300, section 4.1 (formula)",
+        f"{BYTES}; no value model: Shao et al., DeepSeekMath, arXiv 2402.03300, section 4.1 (formula)",
     ),
 )
 CACHE: Final = Rule(
@@ -82,7 +62,7 @@ def beside(asked: Asked) -> Step:
     """Return the bytes at the peak of a rollout beside what is held in all of it."""
     rollout = asked.report.rollout
     if rollout is None:
-        raise InputError(f"--task {asked.report.setup.task}: the rule is about generated text; allowed: grpo")
+        raise InputError(f"--task {asked.report.setup.task}: the rule is about generated text; allowed: grpo, ppo")
     highest = rollout.highest
     cache = sum(row.nbytes for row in highest.rows if row.name.startswith("KV cache"))
     return exact_step(asked, _ROLLOUT, {"cache": cache, "other": highest.nbytes - cache}, phase=highest.name)
@@ -90,7 +70,7 @@ def beside(asked: Asked) -> Step:
 
 TOPIC: Final = Topic(
     name="grpo",
-    title=Words("GRPO and PPO (reinforcement learning)", "GRPO 与 PPO（强化学习）"),
+    title=Words("GRPO (reinforcement learning)", "GRPO（强化学习）"),
     summary=Words(
         "generate, score, train: which models and caches are resident", "生成、打分、训练：哪些模型和缓存常驻"
     ),
@@ -103,21 +83,14 @@ TOPIC: Final = Topic(
             "随后策略模型在提示加回答上训练。峰值取各阶段的最大值，而权重和优化器状态在所有阶段都存活。",
         ),
         Words(
-            "PPO also trains a value model. GRPO does not. What a phase does not need can be offloaded during it: the optimizer "
-            "states are idle until the step, the reference and the reward model outside their one forward.",
-            "PPO 还要训练价值模型，GRPO 不需要。某一阶段用不到的部分可以卸载：优化器状态在更新之前闲置，"
-            "参考模型和奖励模型在各自的一次前向之外闲置。",
+            "PPO also trains a value model (memcalc explain ppo). GRPO does not. What a phase does not need can be offloaded "
+            "during it: the optimizer states are idle until the step, the reference and the reward model outside their one "
+            "forward.",
+            "PPO 还要训练价值模型（memcalc explain ppo），GRPO 不需要。某一阶段用不到的部分可以卸载："
+            "优化器状态在更新之前闲置，参考模型和奖励模型在各自的一次前向之外闲置。",
         ),
     ),
     cases=(
-        Case(
-            FOUR,
-            None,
-            Words(
-                "memcalc does not run PPO: TRL 1.16, whose trainers it follows, has none.",
-                "memcalc 不运行 PPO：其遵循的 TRL 1.16 已没有 PPO 训练器。",
-            ),
-        ),
         Case(
             TWO,
             states,

@@ -113,7 +113,11 @@ class Run:
     """The tensors that hold quantised parameters beside their codes."""
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     cache: Cache | None = None
-    """The cache of earlier tokens; None while the model trains."""
+    """The cache of earlier tokens; None while the model trains without one."""
+    hidden_states: list[Tensor] | None = None
+    """The hidden states around each layer, while these are collected (`output_hidden_states`)."""
+    variables: Any = None
+    """The variables of the caller's frame that outlive backward and the optimizer's step."""
 
     def add_weight(self, weight: Weight, *, wants_gradient: bool = True) -> None:
         """Allocate a parameter and, if it requires a gradient, give it its gradient accumulator."""

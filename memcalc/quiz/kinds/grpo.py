@@ -1,22 +1,15 @@
-"""GRPO and PPO: bytes of the models that are resident, and of a rollout's cache."""
+"""GRPO: bytes of the models that are resident, and of a rollout's cache."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from memcalc.explanation.topics.grpo import CACHE, FOUR, TOPIC, TWO
+from memcalc.explanation.topics.grpo import CACHE, TOPIC, TWO
 from memcalc.explanation.words import Words
-from memcalc.quiz.numbers import GROUPED, LLAMAS, SMALL_LLAMAS, Draw, Setup, parameters
+from memcalc.quiz.numbers import GROUPED, LLAMAS, SMALL_LLAMAS, Draw, Setup
 from memcalc.quiz.of_cases import by_rule, exactly
-from memcalc.quiz.of_rules import Put, Two, both, less, letters_of
+from memcalc.quiz.of_rules import Put, Two, both, letters_of
 
-_FOUR: Final = Words(
-    "how many bytes do the four models of PPO take, all of one size? The policy and the value model train with Adam and "
-    "mixed precision (16-bit weights and gradients, fp32 master weights), the reference and the reward model are in 16 bits. "
-    "Nothing is sharded, caches and activations do not count.",
-    "PPO 的四个模型大小相同，共占多少字节？策略模型和价值模型用 Adam 和混合精度训练（16 位权重和梯度，fp32 主权重），参考"
-    "模型和奖励模型为 16 位。不做切分，不计缓存和激活值。",
-)
 _TWO: Final = Words(
     "how many bytes do a policy and its reference take in GRPO? The policy trains with Adam and mixed precision (16-bit "
     "weights and gradients, fp32 master weights), the reference is in 16 bits. Nothing is sharded, caches and activations do "
@@ -48,30 +41,14 @@ def _sharded(draw: Draw) -> Setup:
     return Setup(model=draw.one_of(SMALL_LLAMAS), options=options)
 
 
-def _four_and_two(draw: Draw) -> Two:
-    numbers = {"Φ": parameters(draw)}
-    return Two(Put(FOUR, numbers), Put(TWO, numbers))
-
-
 def _states_and_cache(draw: Draw) -> Two:
     numbers = letters_of((TWO, CACHE), draw.one_of(GROUPED), **_batch(draw))
     return Two(Put(TWO, numbers), Put(CACHE, numbers))
 
 
 KINDS: Final = (
-    by_rule(TOPIC, FOUR, _FOUR, _models),
     by_rule(TOPIC, TWO, _TWO, _models),
     by_rule(TOPIC, CACHE, _CACHE, _rollouts),
-    less(
-        TOPIC,
-        "PPO less GRPO",
-        Words(
-            "how many bytes more do PPO's four models of one size take than GRPO's policy and reference? What trains has 16 "
-            "bytes a parameter, what does not has 2.",
-            "PPO 的四个同样大小的模型比 GRPO 的策略模型加参考模型多占多少字节？参与训练的每参数 16 字节，其余每参数 2 字节。",
-        ),
-        _four_and_two,
-    ),
     both(
         TOPIC,
         "models and cache",
