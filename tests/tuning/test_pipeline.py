@@ -68,11 +68,12 @@ def test_gpipe(rank: int, trained: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("trained", EACH, ids=named)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_interleaved(rank: int, trained: dict[str, Any], zero: int) -> None:
+def test_interleaved(rank: int, trained: dict[str, Any]) -> None:
+    """Each of what trains on both ranks, on one of them with ZeRO-2 and on the other with ZeRO-3, in turn."""
     fields = SIX | {"num_hidden_layers": 8}
+    zero = (2, 3)[(EACH.index(trained) + rank) % 2]
     same(step(rank, "interleaved", 6, fields, virtual_stages=2, **trained | {"zero": zero}))
 
 
@@ -113,10 +114,10 @@ def test_experts(rank: int, trained: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "trained"),
-    [("gpipe", LORA), ("1f1b", {"freeze": "embeddings,first:9"}), ("1f1b", {"freeze": "last:10"})],
+    [("gpipe", LORA), ("1f1b", {"freeze": "embeddings,first:6"}), ("1f1b", {"freeze": "last:7"})],
     ids=str,
 )
 def test_many_layers_and_micro_batches(schedule: str, trained: dict[str, Any]) -> None:
     """More of both than are run on paper."""
-    fields = LLAMA | {"num_hidden_layers": 24}
-    same(step(0, schedule, 9, fields, micro_batch_size=1, seq_len=8, **trained))
+    fields = LLAMA | {"num_hidden_layers": 16}
+    same(step(0, schedule, 7, fields, micro_batch_size=1, seq_len=8, **trained))
