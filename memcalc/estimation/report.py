@@ -59,9 +59,7 @@ class Report(OnDevice):
         from options. `files`: what configuration files said of them; None without one.
         """
         self.model = model = tasked(model, setup) if isinstance(model, Model) else model
-        self.setup = setup
-        self.given = given
-        self.files = files
+        self.setup, self.given, self.files = setup, given, files
         self.gpu: GPU | None = None
         if setup.gpu is not None:
             from memcalc.inputs.gpu import load_gpu

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Memory
     from memcalc.families.base.module import Run
     from memcalc.families.base.program import Program
-    from memcalc.inference.caches import Kept
+    from memcalc.inference.caches import Cached
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 
@@ -87,7 +87,7 @@ class _Generation:
         self.setup, self.buffer_dtype, self.before, self.rows = setup, buffer_dtype, before, rows
         self.sizes = sizes_of(setup)
         self.has_positions = model.model_type not in WITHOUT_POSITIONS
-        self.kept: Mapping[int, Kept] = {}
+        self.cached: Mapping[int, Cached] = {}
         has_first = (model.fields or {}).get("bos_token_id", model.model_type not in WITHOUT_FIRST) not in (None, False)
         self.special = ("first", "padding") if has_first else ("padding",)
 
@@ -123,7 +123,7 @@ class _Generation:
         ids.clear()
         _longer = self._so_far(memory, plus(b.prompt, 1))
         _drawn(memory, self.rows, logits.shape[-1], None)
-        self.kept = cache.kept
+        self.cached = cache.cached
         return Played(memory, list(memory.log), start)
 
     def last_token(self) -> Played:
@@ -140,7 +140,7 @@ class _Generation:
         _input_ids = new_tensor(memory, (self.rows, so_far), int64, "input_ids so far") if steps > 1 else None
         longer = self._so_far(memory, so_far) if steps > 1 else None
         if steps > 1:
-            cache.fill(run, self.kept, b.prompt.size)
+            cache.fill(run, self.cached, b.prompt.size)
         else:
             cache.begin(run)
         _unfinished = new_tensor(memory, (self.rows,), int64, "sequences that go on")

@@ -105,9 +105,7 @@ class Run:
     """The layer of each parameter that requires no gradient, by the parameter's storage."""
     packings: dict[Storage, Packing] = field(default_factory=dict["Storage", "Packing"])
     """The quantised parameters, by their storage."""
-    merged: dict[tuple[str, int | None], Callable[[], Tensor]] = field(
-        default_factory=dict[tuple[str, "int | None"], "Callable[[], Tensor]"]
-    )
+    merged: dict[tuple[str, int | None], Callable[[], Tensor]] = field(default_factory=dict[Any, Any])
     """The parameters with their adapters' parts, while their module's forward runs."""
     scales: list[Tensor] = field(default_factory=list[Tensor])
     """The tensors that hold quantised parameters beside their codes."""
