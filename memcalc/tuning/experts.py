@@ -76,8 +76,8 @@ class FusedAdapter(NamedTuple):
         if len(self.shape) == 2:
             return partial(add, cast(scale(mm(up, down), "mul"), own.dtype))
         experts, rank = self.shape[0], Dim("rank", self.rank)
-        lhs = transpose(transpose(view(up, self.fan_out, rank, experts), 0, 2), 1, 2)
         rhs = view(down, experts, rank, self.fan_in)
+        lhs = transpose(transpose(view(up, self.fan_out, rank, experts), 0, 2), 1, 2)
         return partial(_folded, lhs=cast(lhs, own.dtype), rhs=cast(rhs, own.dtype), scaled=self.scaled)
 
 
