@@ -144,7 +144,7 @@ PROJECTS = (
             ("memcalc/tuning/default_targets",), "peft"),
     Project("bitsandbytes", "github.com/bitsandbytes-foundation/bitsandbytes", r"bitsandbytes/",
             ("memcalc/quantized/four_bit", "memcalc/quantized/eight_bit"), "bitsandbytes"),
-    Project("TRL", "github.com/huggingface/trl", r"(trl/|(sft|dpo|kto|grpo|model)_config\.py)", package="trl"),
+    Project("TRL", "github.com/huggingface/trl", r"(trl/|(sft|dpo|kto|grpo|ppo|model)_config\.py)", package="trl"),
     Project("lion-pytorch", "github.com/lucidrains/lion-pytorch", r"lion_pytorch/", package="lion-pytorch"),
     Project("vLLM", "github.com/vllm-project/vllm",
             r"(vllm/|v1/|engine/arg_utils|model_executor/(models|layers)|mamba_(utils|mixer2)|layers/rotary|platforms/|config/(cache|vllm))",

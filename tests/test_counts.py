@@ -61,12 +61,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[None]]:
 
 
 def test_the_first_command_of_the_readme(runs: list[int]) -> None:
-    """One run of six layers for all that is printed, and one more for the advice to recompute."""
+    """One run of four layers for all that is printed, and one more for the advice to recompute."""
     report = memcalc.estimate("llama-7b", zero=3, gpus=8)
     _ = report.peak, report.items, report.collectives, report.device, report.flops
-    assert runs == [6]
+    assert runs == [4]
     print_report(report, rows=False, file=io.StringIO())
-    assert runs == [6, 6]
+    assert runs == [4, 4]
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-405b", "qwen3-235b-a22b", "gemma-2-27b"])

@@ -84,3 +84,17 @@ def _split_by(options: Options, model: Model | None) -> str:
     if options.schedule in ("gpipe", "interleaved"):
         return "fsdp2" if options.zero > 1 else "megatron, fsdp2 with --zero 2"
     return "fsdp2, deepspeed" if options.zero > 1 else "megatron, deepspeed"
+
+
+def check_engine_of_model(options: Options, model: Model | None) -> None:
+    """Raise InputError for another engine, or a task of another tool, with a model that is an engine's own."""
+    only = None if model is None else model.support.only_engine
+    if model is None or only is None:
+        return
+    why = f"a {model.model_type} is Megatron-LM's GPTModel; allowed: "
+    if options.engine not in (None, only):
+        refuse("engine", options.engine, f"{why}{only}")
+    if options.lora_rank:
+        refuse("lora_rank", options.lora_rank, f"{why}0")
+    if options.task != "pretrain":
+        refuse("task", options.task, f"{why}pretrain")

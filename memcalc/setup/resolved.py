@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.inputs.options import TWO_CHUNKS, Options, refuse
 from memcalc.optimizers import load_optimizer
 from memcalc.setup.batches import expert_imbalance_of, global_batch_size_of, seq_len_of
-from memcalc.setup.chosen_engine import checked_engine, with_engine
-from memcalc.setup.engine_checks import check_engine_of_model
+from memcalc.setup.chosen_engine import check_engine_of_model, checked_engine, with_engine
 from memcalc.setup.fsdp1_options import fsdp1_options
 from memcalc.setup.generation_checks import with_generation
 from memcalc.setup.methods import (

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.quantized.chosen import base_dtype_name
-from memcalc.setup.fused_expert_checks import check_fused_experts
 from memcalc.tuning.chosen import tuning_of
 
 if TYPE_CHECKING:
@@ -63,6 +62,8 @@ def check_tuning(options: Options, engine: str, precision: str, model: Model | N
                 rest = "--zero 0, 1, 2, or --lora-targets of attention"
                 refuse(other, getattr(options, other), f"{why} {NOT_YET}{only}, {rest}")
     if options.lora_rank:
+        from memcalc.setup.fused_expert_checks import check_fused_experts  # full training has no adapters
+
         check_fused_experts(options, engine, model)
         _check_dtype(options, engine, precision)
     if options.base_dtype is not None and options.dora:

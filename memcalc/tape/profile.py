@@ -344,9 +344,10 @@ def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> T
 
 def recorded_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
     """Run the program with few layers if the stack is periodic, for a log that is written out at the real depth. Of the middle
-    periods it has the moments too, so the ends have only the layers that differ from all others: the hooks note what an engine
-    acts at later, and no layer depends on its neighbours."""
-    return _cut(program, choices, ends=2 if program.layers_add_up else 1).run(program, batch, seq)
+    periods it has the moments too, so the ends have only the layers that differ from all others. That is one of equal layers:
+    the hooks note what an engine acts at later, and no layer depends on its neighbours."""
+    alone = not program.layers_add_up and _longest(program, choices.recompute_layers)[2] == 1
+    return _cut(program, choices, ends=1 if alone else 2).run(program, batch, seq)
 
 
 def profile_of_steps(run: Trace) -> Profile:

@@ -1,8 +1,8 @@
 """Log-probabilities of tokens from logits, as TRL's trainers without a head of their own compute them: `selective_log_softmax`
 (trl/trainer/utils.py), behind a division in place by the temperature.
 
-Sources of what each op saves and what its backward allocates: tools/autograd/derivatives.yaml, FunctionsManual.cpp
-(logsumexp_backward), custom_function.cpp (CopySlices).
+Sources of what each op saves and what its backward allocates: tools/autograd/derivatives.yaml,
+torch/csrc/autograd/FunctionsManual.cpp (logsumexp_backward), torch/csrc/autograd/custom_function.cpp (CopySlices).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Output(NamedTuple):
 
 
 class _Collecting(Program):
-    """The base of the classes of a model whose hidden states are collected (transformers' output_capturing.py)."""
+    """The base of the classes of a model whose hidden states are collected (transformers' utils/output_capturing.py)."""
 
     def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Any:
         collected = m.run.hidden_states

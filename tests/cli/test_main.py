@@ -56,9 +56,9 @@ def test_help_has_what_everyone_needs_on_a_screen(
     assert len(short.splitlines()) <= 56
     options = {option_name(field) for field in Options._fields}
     needed = {option_name(name) for name in SHORT if name in Options._fields}
-    words = set(re.findall(r"--[a-z-]+", long))
+    words = set(re.findall(r"--[a-z0-9-]+", long))
     assert options <= words
-    assert set(re.findall(r"--[a-z-]+", short)) & options == needed | {"--gpu"}
+    assert set(re.findall(r"--[a-z0-9-]+", short)) & options == needed | {"--gpu"}
     assert long.index("Knobs of one engine") > max(long.index(panel) for panel in ("Batch and method", "Output"))
 
 

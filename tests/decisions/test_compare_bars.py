@@ -49,5 +49,5 @@ def test_a_column_without_a_number_says_why() -> None:
     text = shown(memcalc.compare("llama-7b", gpus=8, zero=[1, 3], engine=["deepspeed", "megatron"], gpu="h100-80gb"))
     assert text.count("refused") == 2
     text = shown(memcalc.compare("gpt2", seq_len=[64, 128], gpu=["80GB", "h100-80gb"]))
-    assert text.count("not known: of ") == 2
+    assert text.count("not known: only the memory of ") == 2
     assert "time of a step" not in shown(memcalc.compare("gpt2", seq_len=[64, 128]))

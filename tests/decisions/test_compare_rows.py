@@ -105,7 +105,7 @@ def test_lines_of_what_is_not_known_are_left_out() -> None:
 def test_why_a_time_is_not_known_is_said() -> None:
     compared = memcalc.compare("llama-7b", gpus=8, zero=3, gpu=["80GB", "h100-80gb"])
     (line,) = unknown_times(compared)
-    assert line.startswith("time not known: gpu 80GB: of ")
+    assert line.startswith("time not known: gpu 80GB: only the memory of a GPU of 80 GB is known")
     assert lines(compared)["time of a step"].cells[0] == "-"
     assert unknown_times(memcalc.compare(params=["7B", "70B"], gpu="h100-80gb")) == []
 

@@ -28,6 +28,9 @@ SETUPS: list[dict[str, Any]] = [
     {"schedule": "1f1b", "zero": 3},
     {"schedule": "1f1b", "zero": 2, "recompute": "full"},
     {"schedule": "1f1b", "zero": 3, "cp": 2, "attention": "sdpa"},
+    {"schedule": "1f1b", "zero": 2, "freeze": "all-but:head"},  # no graph behind a stage's output
+    {"schedule": "1f1b", "zero": 3, "freeze": "embeddings,first:9"},  # the graph begins within a stage
+    {"schedule": "interleaved", "virtual_stages": 2, "zero": 2, "freeze": "first:13"},
     {"schedule": "interleaved", "virtual_stages": 2, "zero": 3},
     {"schedule": "interleaved", "virtual_stages": 2, "zero": 2, "recompute": "op", "precision": "bf16"},
     {

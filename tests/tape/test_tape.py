@@ -58,7 +58,7 @@ def test_a_periodic_stack_is_not_run_at_its_depth(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(over_runs, "tape_of", counted)
     assert played("llama-7b", zero=3, gpus=8)
-    assert depths == [6]
+    assert depths == [4]
 
 
 def test_a_stack_off_the_line_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,9 @@ class PaperStage:
         """The losses of micro-batches, in the order of their forwards."""
         self.losses_left_out: Tensor | None = None
         """The losses of micro-batches that are not run on paper."""
-        self.last_given: int | None = None
-        """The number of the block of the last forward's input; None if it takes several."""
+        self._last_given: tuple[int, int] | None = None
+        """The number of the block of the last forward's input, and the place in the log at which that forward ended; None if it
+        takes several."""
         self.received: dict[int, Tensor] = {}
         """The inputs of micro-batches, which are never freed."""
         self.forward_ends: list[int] = []
@@ -78,8 +79,17 @@ class PaperStage:
         given = self.tokens if self.first else self._input(i)
         output = self._submod(given)
         self.fwd_cache[i] = (output, given)
-        self.last_given = given.storage.index
+        self._last_given = given.storage.index, len(self.memory.log)
         return output
+
+    @property
+    def last_given(self) -> int | None:
+        """Return the number of the block of the last forward's input; None if it is freed: no graph holds it if nothing trains
+        up to there."""
+        if self._last_given is None:
+            return None
+        block, place = self._last_given
+        return None if ~block in self.memory.log[place:] else block
 
     def lead_on(self, i: int, output: Tensor) -> None:
         """Hand an output to the next stage if it is on this rank (set_local_fwd_input)."""
