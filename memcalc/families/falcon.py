@@ -38,6 +38,7 @@ from memcalc.families.base.config import (
 from memcalc.families.base.dropouts import dropout_module
 from memcalc.families.base.masks import boolean_mask, causal_mask, keys_of
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.own_linear import own_linear
 from memcalc.families.base.support import Family, Support
 from memcalc.families.bloom import Bloom, dropout_add, with_n_embed
 from memcalc.families.gpt2 import norm_weights
@@ -309,7 +310,12 @@ class Falcon(Bloom):
 
 
 def falcon_linear(m: Module, x: Tensor) -> Tensor:
-    """Return the output of FalconLinear, which adds its bias in a second step."""
+    """Return the output of FalconLinear, with its adapter if it has one."""
+    return own_linear(m, x, _falcon_linear)
+
+
+def _falcon_linear(m: Module, x: Tensor) -> Tensor:
+    """Run FalconLinear.forward, which adds its bias in a second step."""
     with m:
         hidden_states = times(x, transpose(m.weight(), 0, 1), m.path)
         bias = m.optional("bias")

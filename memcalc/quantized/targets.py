@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 STAY: Final[Mapping[str, tuple[str, ...]]] = {
     "t5": ("wo",),
+    "falcon": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     **dict.fromkeys(("gpt_oss", "llama4_text", "phimoe"), ("router",)),
 }
-"""Names that stay, by model type: T5 keeps `wo` in fp32 (`_keep_in_fp32_modules`), and these routers are subclasses."""
+"""Names that stay, by model type: T5 keeps `wo` in fp32 (`_keep_in_fp32_modules`); Falcon's linear layers and these routers are
+subclasses."""
 NOT_MODELLED: Final = frozenset({"falcon_mamba", "hunyuan_v1_moe", "jamba", "mamba", "resnet", "zamba2"})
 """The types of which some linear layers are no calls of a forward on paper."""
 
