@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.quantized.targets import OWN_CLASS
+
 if TYPE_CHECKING:
     from memcalc.inference.report import Inferred
     from memcalc.inference.weights import Method
@@ -16,6 +18,11 @@ def _of_quantisation(inferred: Inferred, method: Method) -> list[str]:
     out = [
         f"{said} {method.name}: the layout of weights is that of {method.format.source}; what is quantised follows {rule}"
     ]
+    own = OWN_CLASS.get(inferred.model.model_type)
+    if own is not None and not method.rule.subclasses:
+        out.append(
+            f"{method.name} quantises modules of the class nn.Linear alone, and those of this model are {own}: all stay"
+        )
     if experts and not method.rule.experts:
         out.append("transformers keeps stacked experts as they are under this method, which are most of the weights")
     if method.name == "int8":

@@ -24,6 +24,8 @@ STAY: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Names that stay, by model type: T5 keeps `wo` in fp32 (`_keep_in_fp32_modules`); Falcon's linear layers and these routers are
 subclasses."""
+OWN_CLASS: Final = {"falcon": "FalconLinear"}
+"""The class of the linear layers, by model type, where that is a subclass of nn.Linear."""
 NOT_MODELLED: Final = frozenset({"falcon_mamba", "hunyuan_v1_moe", "jamba", "mamba", "resnet", "zamba2"})
 """The types of which some linear layers are no calls of a forward on paper."""
 

@@ -40,6 +40,7 @@ def notes(report: Report) -> list[str]:
         *_of_dora(report),
         *_of_int8(report),
         *_of_shards(report),
+        *_of_own_classes(report),
         *_of_decompositions(report),
         *_of_attention(report),
         *_of_codes(report),
@@ -280,6 +281,17 @@ def _of_shards(report: Report) -> list[str]:
     from memcalc.report.shards_notes import shards_notes
 
     return shards_notes(report)
+
+
+def _of_own_classes(report: Report) -> list[str]:
+    """Return a note on a model whose linear layers stay, since they are of a class of their own."""
+    if report.setup.quantize == "none":
+        return []
+    from memcalc.quantized.targets import OWN_CLASS
+
+    own = OWN_CLASS.get(report.model.model_type)
+    why = "transformers quantises modules of the class nn.Linear alone, and those of this model are"
+    return [] if own is None else [f"{report.setup.quantize}: {why} {own}: all weights stay in 16 bits"]
 
 
 def _of_decompositions(report: Report) -> list[str]:

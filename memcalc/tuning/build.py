@@ -47,7 +47,7 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
         refuse("modules_to_save", lora.saved, "leaves no linear layer to have an adapter; allowed: fewer modules")
     for name, value, off in (("lora_dropout", lora.dropout, 0), ("dora", lora.dora, "off")):
         if parameters and value:
-            what = f"peft's adapters of fused experts (ParamWrapper), of which a {model.model_type} has some here, have none"
+            what = "peft's adapters of fused experts (ParamWrapper) have none"
             refuse(name, value, f"{what}; allowed: {off}, or --lora-targets of attention")
     adapters = kind(lora, calls, saved_by(model, lora.saved, calls), parameters)
     if tuning.quantization is not None:

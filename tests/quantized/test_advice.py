@@ -6,6 +6,7 @@ from validate.test_fake import LLAMA
 
 import memcalc
 from memcalc.report.advice import advice
+from memcalc.report.notes import notes
 from memcalc.report.title import title
 
 
@@ -23,3 +24,14 @@ def test_the_title_names_the_codes() -> None:
     assert "adapters of rank 4 on a base in nf4" in str(
         title(memcalc.estimate(LLAMA, lora_rank=4, precision="bf16", quantize="nf4"))
     )
+
+
+def test_a_class_of_its_own_is_not_quantised() -> None:
+    """transformers replaces modules whose class is nn.Linear itself (integrations/bitsandbytes.py, replace_with_bnb_linear)."""
+    report = memcalc.estimate("falcon-7b", lora_rank=8, quantize="nf4", precision="bf16")
+    assert any("those of this model are FalconLinear" in note for note in notes(report))
+    assert report.to_dict()["memory"]["parameters"] > 2 * report.model.whole.parameters
+    assert any(
+        "those of this model are FalconLinear" in note for note in memcalc.infer("falcon-7b", quantize="nf4").notes
+    )
+    assert not any("FalconLinear" in note for note in memcalc.infer("falcon-7b", quantize="awq").notes)
