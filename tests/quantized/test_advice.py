@@ -30,7 +30,8 @@ def test_a_class_of_its_own_is_not_quantised() -> None:
     """transformers replaces modules whose class is nn.Linear itself (integrations/bitsandbytes.py, replace_with_bnb_linear)."""
     report = memcalc.estimate("falcon-7b", lora_rank=8, quantize="nf4", precision="bf16")
     assert any("those of this model are FalconLinear" in note for note in notes(report))
-    assert report.to_dict()["memory"]["parameters"] > 2 * report.model.whole.parameters
+    document = report.to_dict()
+    assert document["memory"]["parameters"] >= 2 * document["model"]["parameters"]
     assert any(
         "those of this model are FalconLinear" in note for note in memcalc.infer("falcon-7b", quantize="nf4").notes
     )
