@@ -22,7 +22,16 @@ from memcalc.formats.trainer_adapters import (
 )
 from memcalc.formats.trainer_additions import note_tf32, read_noise
 from memcalc.formats.trainer_args import COMPILED
-from memcalc.formats.trainer_findings import Findings, deepspeed_file, is_on, mapping, name, refuse_misspelt, texts
+from memcalc.formats.trainer_findings import (
+    Findings,
+    deepspeed_file,
+    is_on,
+    mapping,
+    modules,
+    name,
+    refuse_misspelt,
+    texts,
+)
 from memcalc.formats.trainer_fsdp import read_fsdp
 from memcalc.formats.trainer_kernels import give_parts, read_attention
 from memcalc.formats.trainer_optimizers import read_clipping, read_optimizer
@@ -102,7 +111,7 @@ _REFUSED: Final = {
     "lisa_n_layers": "allowed: nothing (LISA is not modelled)",
     "kd_trainer": "allowed: false (distillation is not modelled)",
     "spectrum_top_fraction": "allowed: nothing (Spectrum picks layers by their weights)",
-    "lora_target_parameters": "allowed: nothing (adapters of fused experts are not modelled)",
+    "lora_target_parameters": "allowed: nothing; name the experts' layers among the modules (w1, w3 or gate_proj, up_proj)",
     "peft_layers_to_transform": "allowed: nothing (adapters of some layers are not modelled)",
     "peft_layer_replication": "allowed: nothing (repeated layers are not modelled)",
     "lora_rank_pattern": "allowed: nothing (one rank for all modules is modelled)",
@@ -265,7 +274,8 @@ def _read_lora(found: Findings) -> None:
         read_adapters(found, _ADAPTERS)
         return
     read_adapters(found, _ADAPTERS._replace(targets="lora_target_linear_and_modules"))
-    found.give("lora_targets", "lora_target_linear", BY_NAME)
+    named = modules(section, "lora_target_modules")
+    found.give("lora_targets", "lora_target_linear", BY_NAME if named is None else f"{BY_NAME},{named}")
 
 
 def _note_kernels(found: Findings) -> None:

@@ -32,16 +32,19 @@ def with_what_the_model_has(
 
 
 def _name_targets(model: Any, given: Mapping[str, Any], out: dict[str, Value]) -> None:
-    """Put peft's word for all linear layers in the place of a list of their names, or the names where that word takes more:
-    the experts that are fused parameters (peft/utils/transformers_weight_conversion.py)."""
+    """Put peft's word for all linear layers in the place of a list of their names, or the names where these mean other layers:
+    that word takes all fused experts too (peft/utils/transformers_weight_conversion.py), and a file can name more."""
     targets = out.get("lora_targets")
-    if targets is None or targets.value != BY_NAME:
+    word, *more = str(targets.value).split(",") if targets is not None else ("",)
+    if targets is None or word != BY_NAME:
         return
     names = "all-linear"
-    if isinstance(model, Model) and model.model_type in FUSED:
+    if isinstance(model, Model):
         head = model.program.head_name.rpartition(".")[2]
         found = dict.fromkeys(path.rpartition(".")[2] for path, _ in linear_modules(model.program))
-        names = ",".join(name for name in found if name != head)
+        linear = [name for name in found if name != head]
+        if model.model_type in FUSED or not set(more) <= set(linear):
+            names = ",".join(dict.fromkeys([*linear, *more]))
     out["lora_targets"] = targets._replace(value=names)
 
 

@@ -12,8 +12,8 @@ _STORAGE: Final = {"uint8": "uint8", "float32": "fp32", "bfloat16": "bf16", "flo
 """transformers' names of dtypes that codes can be in (BitsAndBytesConfig), in memcalc's words. Codes in int8 and float64 are not
 modelled."""
 BY_NAME: Final = "all-linear-by-name"
-"""`--lora-targets` of a tool that looks for the linear layers itself and hands their names to peft: `all-linear`, without the
-experts that are fused parameters (memcalc.formats.model_together)."""
+"""`--lora-targets` of a tool that looks for the linear layers itself and hands their names to peft, and names behind commas that
+its file adds (memcalc.formats.model_together)."""
 
 
 class Adapters(NamedTuple):

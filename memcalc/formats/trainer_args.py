@@ -55,7 +55,7 @@ REFUSED: Final = {
 }
 _REFUSED_HERE: Final = {
     "teacher_model_name_or_path": "allowed: nothing (distillation from a teacher is not modelled)",
-    "lora_target_parameters": "allowed: nothing (adapters of fused experts are not modelled)",
+    "lora_target_parameters": "allowed: nothing; name the experts' layers among the modules (w1, w3 or gate_proj, up_proj)",
 }
 
 

@@ -40,7 +40,8 @@ def notes(report: Report) -> list[str]:
         *_of_dora(report),
         *_of_int8(report),
         *_of_shards(report),
-        *_of_own_classes(report),
+        *_of_base(report),
+        *_of_fp8(report),
         *_of_decompositions(report),
         *_of_attention(report),
         *_of_codes(report),
@@ -278,20 +279,27 @@ def _of_shards(report: Report) -> list[str]:
     s = report.setup
     if s.quantize_storage is None or s.zero < 2 or s.engine not in ("fsdp2", "deepspeed"):
         return []
+    if all(weight.packing is None for weight in report.model.weight_classes):
+        return []
     from memcalc.report.shards_notes import shards_notes
 
     return shards_notes(report)
 
 
-def _of_own_classes(report: Report) -> list[str]:
-    """Return a note on a model whose linear layers stay, since they are of a class of their own."""
-    if report.setup.quantize == "none":
+def _of_base(report: Report) -> list[str]:
+    """Return notes on a frozen base under adapters."""
+    if not report.setup.lora_rank or report.setup.engine == "megatron":
         return []
-    from memcalc.quantized.targets import OWN_CLASS
+    from memcalc.report.base_notes import base_notes
 
-    own = OWN_CLASS.get(report.model.model_type)
-    why = "transformers quantises modules of the class nn.Linear alone, and those of this model are"
-    return [] if own is None else [f"{report.setup.quantize}: {why} {own}: all weights stay in 16 bits"]
+    return base_notes(report)
+
+
+def _of_fp8(report: Report) -> list[str]:
+    """Return a note on the time of products in fp8."""
+    if report.setup.fp8_recipe is None or report.gpu is None:
+        return []
+    return ["fp8: the time is that of products; casts to fp8 are not timed, so a step takes longer"]
 
 
 def _of_decompositions(report: Report) -> list[str]:

@@ -16,7 +16,6 @@ _OF_GRPO: Final = {
     "steps_per_generation": "all micro-batches of a step are generated together",
     "beta": "a reference model is always there",
 }
-_ENGINES: Final = ("none", "ddp")
 
 
 def with_ppo(options: Options) -> Options:
@@ -29,10 +28,12 @@ def with_ppo(options: Options) -> Options:
     local = size // dp
     parts = options.num_mini_batches or 1
     if local % parts:
-        refuse("num_mini_batches", parts, f"TRL wants a divisor of the {local} sequences of a rank's batch; allowed: 1")
+        refuse(
+            "num_mini_batches", parts, f"allowed: a divisor of the {local} sequences of a rank's batch, as TRL wants"
+        )
     if (local // parts) % options.micro_batch_size:
-        why = f"makes parts of {local // parts} sequences, which are no whole micro-batches of {options.micro_batch_size};"
-        refuse("num_mini_batches", parts, f"{why} {NOT_YET}1, or a divisor of {local // options.micro_batch_size}")
+        why = f"parts of {local // parts} sequences are no whole micro-batches of {options.micro_batch_size}, which"
+        refuse("num_mini_batches", parts, f"{why} {NOT_YET}a divisor of {local // options.micro_batch_size}")
     return options._replace(
         global_batch_size=size,
         num_mini_batches=parts,
@@ -52,8 +53,6 @@ def check_ppo(options: Options, engine: str, model: Model) -> None:
         refuse("seq_len", options.seq_len, f"{why} {NOT_YET}{window - 1} or fewer")
     if (whole.fields or {}).get("use_cache") is False:
         refuse("task", "ppo", f"for a configuration whose use_cache is off {NOT_YET}one with it")
-    if engine not in _ENGINES:
-        refuse("task", "ppo", f"with engine {engine} {NOT_YET}--engine {', '.join(_ENGINES)}")
     if engine == "ddp" and options.lora_rank:
         why = f"with --task ppo on several GPUs: {TRL_OF_PPO} looks for the policy in DDP's wrapper, and fails"
         refuse("lora_rank", options.lora_rank, f"{why}; allowed: --gpus 1, or 0")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _MODELLED: Final = ("pretrain", *OF_TRL)
 _ENGINES: Final = ("none", "ddp", "deepspeed")
+ENGINES_OF_PPO: Final = ("none", "ddp")
 _HEAD: Final = "chunked"
 _ALONE: Final[Mapping[str, object]] = {
     "offload_optimizer": "none", "offload_params": "none", "dora": False,
@@ -33,8 +34,9 @@ def check_task(options: Options, engine: str, model: Model | None) -> None:
         return
     if model is None:
         refuse("task", task, "needs a model, whose step TRL's trainer changes; allowed: pretrain, or --model")
-    if engine not in _ENGINES:
-        refuse("task", task, f"with engine {engine} {NOT_YET}pretrain, or --engine {', '.join(_ENGINES)}")
+    engines = ENGINES_OF_PPO if task == "ppo" else _ENGINES
+    if engine not in engines:
+        refuse("task", task, f"with engine {engine} {NOT_YET}pretrain, or --engine {', '.join(engines)}")
     if options.zero == 3:
         shards = "the head and the reference" if task in PREFERENCE else "the head"
         refuse("task", task, f"with --zero 3, which shards {shards} too, {NOT_YET}--zero 0, 1, 2")

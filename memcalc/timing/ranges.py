@@ -54,7 +54,7 @@ def range_of(setup: Setup, gpu: GPU) -> Range:
     """Return the range of a setup's time on a GPU."""
     here = [kind for kind in _kinds() if kind.architecture == gpu.architecture]
     alike = [kind for kind in here if kind.pipeline == (setup.pp > 1)]
-    comparable = setup.precision != "fp32" and speed_of(gpu.name).basis == "measured"
+    comparable = setup.precision != "fp32" and setup.fp8_recipe is None and speed_of(gpu.name).basis == "measured"
     own = [kind for kind in alike if kind.engine == setup.engine] if comparable else []
     if _runs(own) >= _ENOUGH:
         return Range(*_widest(own), _runs(own))

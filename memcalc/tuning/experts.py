@@ -93,7 +93,7 @@ class Merged:
     def __init__(self, own: Tensor, delta: Callable[[Tensor], Tensor]) -> None:
         self._own, self._delta = own, delta
         self._value: Tensor | None = None
-        _checked = delta(own)  # register_parametrization looks at the result's shape and dtype
+        _checked = delta(own)  # register_parametrization makes one, looks at its shape and dtype, and lets it go
 
     def __call__(self) -> Tensor:
         if self._value is None:
@@ -128,7 +128,7 @@ def fused_adapters(
     model: Model, names: tuple[str, ...], rank: int, targets: str
 ) -> Mapping[Place, tuple[FusedAdapter, ...]]:
     """Return the adapters of the parameters that `names` mean, by their module. Raises InputError where a parameter holds
-    several layers, and only some of them are named."""
+    several layers, and only some of them are named; for a router with a module within it; and for a single expert."""
     found: dict[str, set[str]] = {}
     for old, new in renamed(model.model_type).items():
         if any(name == old or name.endswith(f".{old}") for name in names):
@@ -148,6 +148,8 @@ def fused_adapters(
         if any(other.name.startswith(f"{path}.") and other.name.count(".") > path.count(".") + 1 for other in weights):
             why = f"an adapter of {path.rpartition('.')[2]}, which has a module within it,"
             refuse("lora_targets", targets, f"{why} {NOT_YET}names of other layers")
+        if len(weight.shape) == 3 and weight.shape[0].size == 1:
+            refuse("lora_targets", targets, f"an adapter of a single expert {NOT_YET}names of other layers")
         several = len(fused) if own == _GATE_AND_UP else 1
         adapter = FusedAdapter(name, weight.shape, several * rank, rank != ALPHA)
         out[path, weight.layer] = (*out.get((path, weight.layer), ()), adapter)

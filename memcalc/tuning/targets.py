@@ -54,7 +54,9 @@ def adapted_by(model: Model, targets: str, rank: int) -> Targets:
     for name in own:
         if not any(_matches(place, name) for place in chosen):
             refuse(
-                "lora_targets", targets, f"{one_line(name)} is no linear layer of this model; allowed: {_some(found)}"
+                "lora_targets",
+                targets,
+                f"{one_line(name)} is no linear layer of this model; allowed: {_some(found, moved)}",
             )
     return Targets(chosen, parameters)
 
@@ -63,8 +65,14 @@ def _names(model: Model, targets: str, found: Mapping[Place, LinearCall]) -> tup
     if targets == DEFAULT:
         names = TARGETS.get(model.model_type)
         if names is None:
-            why = f"peft has no default for a {model.model_type}"
-            refuse("lora_targets", targets, f"{why}; allowed: {ALL_LINEAR}, or names such as {_some(found)}")
+            moved = renamed(model.model_type)
+            why = "loses its default" if moved else "has no default"
+            some = _some(found, moved)
+            refuse(
+                "lora_targets",
+                targets,
+                f"peft {why} for a {model.model_type}; allowed: {ALL_LINEAR}, or names such as {some}",
+            )
         return names
     names = tuple(name.strip() for name in targets.replace("+", ",").split(","))
     numbers = [name for name in names if name.rpartition(".")[2].isdigit()]
@@ -88,7 +96,7 @@ def _name(place: Place) -> str:
     return place[0].rpartition(".")[2]
 
 
-def _some(found: Mapping[Place, LinearCall]) -> str:
-    """Return the names of the linear layers within the layers."""
-    names = dict.fromkeys(_name(place) for place in found if place[1] is not None)
+def _some(found: Mapping[Place, LinearCall], moved: Mapping[str, str] | None = None) -> str:
+    """Return the names of the linear layers within the layers; `moved`: those of layers that are parts of a parameter."""
+    names = dict.fromkeys([*(_name(place) for place in found if place[1] is not None), *(moved or ())])
     return ", ".join(list(names)[:12])

@@ -321,3 +321,12 @@ def test_a_file_that_is_not_there_is_named_without_another_option() -> None:
         InputError, match=r"fsdp_config own\.json: no such file; allowed: a path from the working directory$"
     ):
         report_of(gpus=2, training_args={**ARGS, "fsdp": "full_shard", "fsdp_config": "own.json"})
+
+
+def test_axolotl_adds_all_linear_layers_to_the_named_ones() -> None:
+    """loaders/adapter.py joins both lists; peft then moves names of experts to their parameters."""
+    content = {"base_model": "x", "sequence_len": 16, "bf16": True, "adapter": "lora", "lora_r": 4}
+    content |= {"lora_target_linear": True, "lora_target_modules": ["w1", "w2", "w3"]}
+    assert report_of(EXPERTS, training_args=content).setup.lora_targets == "q_proj,k_proj,v_proj,o_proj,w1,w2,w3"
+    content["lora_target_modules"] = ["q_proj"]
+    assert report_of(SMALL, training_args=content).setup.lora_targets == "all-linear"

@@ -104,3 +104,12 @@ def test_a_stage_over_one_gpu_shards_nothing() -> None:
     (note,) = notes(memcalc.estimate(params="7B", zero=3))
     assert "shards nothing" in note
     assert notes(memcalc.estimate(params="7B", zero=3, gpus=2)) == []
+
+
+def test_experts_under_adapters_have_notes() -> None:
+    report = memcalc.estimate("mixtral-8x7b", lora_rank=8, lora_targets="w1,w3", quantize="nf4", precision="bf16")
+    said = notes(report)
+    assert any("experts that are one parameter stay as they are" in note for note in said)
+    assert any("keeps a copy of its experts with their adapters added" in note for note in said)
+    attention = notes(memcalc.estimate("mixtral-8x7b", lora_rank=8, lora_targets="q_proj", precision="bf16"))
+    assert not any("experts" in note for note in attention)
