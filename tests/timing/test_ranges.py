@@ -43,6 +43,8 @@ def test_one_run_of_a_kind_is_no_range() -> None:
 
 def test_products_in_fp8_have_no_published_run() -> None:
     setup = memcalc.estimate("gpt2").setup
-    in_16_bits, in_fp8 = (range_of(setup._replace(fp8_recipe=one), named_gpu("h100-80gb")) for one in (None, "tensorwise"))
+    in_16_bits, in_fp8 = (
+        range_of(setup._replace(fp8_recipe=one), named_gpu("h100-80gb")) for one in (None, "tensorwise")
+    )
     assert in_fp8.runs == 0
     assert in_fp8.low <= in_16_bits.low <= in_16_bits.high <= in_fp8.high

@@ -195,7 +195,11 @@ def test_what_a_layer_of_llama_keeps() -> None:
             {"lora_rank": 4, "lora_bias": "all", "precision": "bf16", "optimizer": "sgd"},
             "--adapter-dtype fp32: beside trained biases of bf16 (--lora-bias all) with --optimizer sgd",
         ),
-        (MIXTRAL, {"lora_rank": 4}, "--lora-targets default: peft loses its default for a mixtral; allowed: all-linear"),
+        (
+            MIXTRAL,
+            {"lora_rank": 4},
+            "--lora-targets default: peft loses its default for a mixtral; allowed: all-linear",
+        ),
         (step_cases("mamba")[0].fields, {"lora_rank": 4, "lora_targets": "out_proj"}, "out_proj is no linear layer"),
         (
             step_cases("jamba")[0].fields,
