@@ -190,7 +190,7 @@ def test_a_search_is_short(model: str, options: dict[str, Any], monkeypatch: pyt
     report = memcalc.estimate(model, **A100 | options)
     made: list[Any] = []
     ranks = reports.ranks
-    monkeypatch.setattr(reports, "ranks", lambda model, setup: made.append(setup) or ranks(model, setup))
+    monkeypatch.setattr(reports, "ranks", lambda model, setup, **how: made.append(setup) or ranks(model, setup, **how))
     assert advice(report)
     assert len(made) == len(set(made)) <= MOST_ESTIMATES
 
