@@ -22,7 +22,7 @@ from memcalc.families.base.module import Module, module
 from memcalc.inputs.options import refuse
 from memcalc.megatron import fp8_layers
 from memcalc.megatron.fp8 import Recipe
-from memcalc.megatron.gpt_model import GPTModel
+from memcalc.megatron.fused_norms import FusedNormsModel
 from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.moe import MoELayer
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from memcalc.megatron.layers import TensorParallel
     from memcalc.megatron.layout import Layout
 
-_NORMS: Final = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "pre_mlp_layernorm"}
 _OF_LATENTS: Final = {"linear_q_up_proj": "q_layernorm", "linear_kv_up_proj": "kv_layernorm"}
 """The norm that a layer has taken in."""
 
@@ -60,7 +59,7 @@ def check_dims(weight: Weight, recipe: Recipe) -> None:
         refuse("fp8_recipe", recipe.name, f"{why}; allowed: leave it out, or another --tp")
 
 
-class Fp8GPTModel(GPTModel):
+class Fp8GPTModel(FusedNormsModel):
     """The modules of one rank, with products in fp8."""
 
     def __init__(self, a: Architecture, layout: Layout) -> None:
@@ -84,22 +83,11 @@ class Fp8GPTModel(GPTModel):
             of.latent, of.hidden, of.heads, of.rms_norm, of.biased, self.recipe, recomputes_input
         )  # fmt: skip
 
-    def norm(self, m: Module, x: Tensor) -> Tensor:
-        return x if self.is_fused(m) else super().norm(m, x)
-
-    def is_fused(self, norm: Module) -> bool:
-        """Tell whether a norm is a part of the layer that takes its output."""
-        if norm.path.endswith(".pre_mlp_layernorm"):
-            return not self.has_experts(norm)
-        return norm.path.endswith(".input_layernorm") and self.latent is None
-
     def column(self, m: Module, tp: TensorParallel, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        path, _, name = m.path.rpartition(".")
-        layer, _, parent = path.rpartition(".")
-        of_norm = _NORMS.get(f"{parent}.{name}")
-        norm = None if of_norm is None else Module(m.run, f"{layer}.{of_norm}", m.layer)
-        weights = weights_of(norm, rms=self.a.rms_norm) if norm is not None and self.is_fused(norm) else ()
-        keeps = parent == "shared_experts" and self.keeps_inputs and "shared_experts" not in self.layout.recomputed
+        norm = self.fused_norm(m)
+        weights = () if norm is None else weights_of(norm, rms=self.a.rms_norm)
+        is_shared = m.path.rpartition(".")[0].endswith(".shared_experts")
+        keeps = is_shared and self.keeps_inputs and "shared_experts" not in self.layout.recomputed
         return fp8_layers.column_parallel(m, tp, self.recipe, x, bias, weights, keeps_input=keeps)
 
     def row(self, m: Module, tp: TensorParallel, x: Tensor) -> Tensor:

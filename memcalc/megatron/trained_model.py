@@ -14,6 +14,7 @@ from memcalc.core.ops.elementwise import like
 from memcalc.core.tensor import new_tensor
 from memcalc.families.base.module import Module
 from memcalc.megatron.adapters import adapter_weights, beside_column, beside_row, normed_column_parallel
+from memcalc.megatron.fused_norms import FusedNormsModel
 from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layers import column_parallel, is_frozen, row_parallel
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from memcalc.megatron.trained import Adapters, Trained
 
 
-class TrainedGPTModel(GPTModel):
+class TrainedGPTModel(FusedNormsModel):
     """The modules of one rank, of which a part trains."""
 
     def __init__(self, a: Architecture, layout: Layout) -> None:
@@ -59,24 +60,6 @@ class TrainedGPTModel(GPTModel):
             out.node = Constant(out.memory, out)
         return out
 
-    def norm(self, m: Module, x: Tensor) -> Tensor:
-        return x if self.is_fused(m) else super().norm(m, x)
-
-    def is_fused(self, norm: Module) -> bool:
-        """Tell whether a norm is a part of the layer that takes its output."""
-        if norm.path.endswith(".pre_mlp_layernorm"):
-            return not self.has_experts(norm)
-        return norm.path.endswith(".input_layernorm") and self.latent is None
-
-    def fused_norm(self, m: Module) -> Module | None:
-        """Return the norm that is a part of a column-parallel layer."""
-        path, _, name = m.path.rpartition(".")
-        layer, _, parent = path.rpartition(".")
-        norms = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "pre_mlp_layernorm"}
-        name = norms.get(f"{parent}.{name}", "")
-        norm = Module(m.run, f"{layer}.{name}", m.layer)
-        return norm if self.is_fused(norm) else None
-
     def column(self, m: Module, tp: TensorParallel, x: Tensor, bias: Tensor | None = None) -> Tensor:
         norm = self.fused_norm(m)
         if self.is_adapted(m.path):
@@ -89,7 +72,7 @@ class TrainedGPTModel(GPTModel):
     def normed(self, norm: Module, m: Module, x: Tensor) -> Tensor:
         """Run the norm inside a fused layer. It saves its input even if neither that nor the norm wants a gradient, as long as
         the layer's weight does: there is one backward for both."""
-        out, memory = super().norm(norm, x), x.memory
+        out, memory = GPTModel.norm(self, norm, x), x.memory
         if memory.grad_enabled and out.node is None and not is_frozen(m.weight()):
             kinds = ("rstd",) if self.a.rms_norm else ("mean", "rstd")
             kept = [new_tensor(memory, x.shape[:-1], fp32, f"norm {kind}") for kind in kinds]

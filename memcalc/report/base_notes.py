@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.quantized.targets import OWN_CLASS
+from memcalc.tuning.lora import LoraAdapters
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -32,7 +33,9 @@ def _not_quantised(report: Report) -> list[str]:
 
 def _merged(report: Report) -> list[str]:
     adapters = report.model.program.adapters
-    if adapters is None or not getattr(adapters, "parameters", None):
+    if not isinstance(adapters, LoraAdapters) or not adapters.parameters:
         return []
-    keeps = "each layer keeps a copy of its experts with their adapters added until its backward"
-    return [f"adapters of experts: {keeps} (--recompute full keeps that of one layer)"]
+    keeps = "keeps a copy of its experts with their adapters added until its backward"
+    if report.setup.recompute == "none":
+        return [f"adapters of experts: each layer {keeps} (--recompute full keeps that of one layer)"]
+    return [f"adapters of experts: a recomputed layer {keeps}, one at a time"]

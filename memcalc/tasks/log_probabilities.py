@@ -14,6 +14,7 @@ from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.axes import narrow, squeeze, unbind
 from memcalc.core.ops.elementwise import like, recording, sub
+from memcalc.core.ops.loss import log_softmax
 from memcalc.core.ops.routing import gather
 from memcalc.core.ops.shape import unsqueeze
 from memcalc.core.tensor import Tensor, contiguous_strides, new_tensor
@@ -75,20 +76,6 @@ def _logsumexp_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     # grad * (self - result).exp(): one C++ expression
     _temporaries = [like(x, "logsumexp gradient") for _ in ("sub", "exp")]
     return [like(x, "logsumexp gradient")]
-
-
-def log_softmax(x: Tensor) -> Tensor:
-    """Compute `log_softmax(x, -1)`. It saves its result."""
-    out = new_tensor(x.memory, x.shape, x.dtype, "log-probabilities of all words")
-    if recording(x):
-        saved = Tensor(out.storage, out.shape, out.strides, out.dtype)
-        out.node = Node(x.memory, _log_softmax_backward, (x,), (saved,))
-    return out
-
-
-def _log_softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    (result,) = node.unpack()
-    return [new_tensor(node.memory, result.shape, result.dtype, "logits gradient")]
 
 
 def _stacked(rows: Sequence[Tensor], count: Dim) -> Tensor:

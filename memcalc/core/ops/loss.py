@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Compute the mean loss: logits (tokens, vocab), targets (tokens) -> a scalar."""
-    return _nll_loss(_log_softmax(logits), targets)
+    return _nll_loss(log_softmax(logits), targets)
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
+def log_softmax(logits: Tensor) -> Tensor:
+    """Compute `log_softmax(logits, -1)` in the logits' dtype. It saves its result."""
     out = new_tensor(logits.memory, logits.shape, logits.dtype, "log-probabilities")
     if recording(logits):
         saved = Tensor(out.storage, out.shape, out.strides, out.dtype)
