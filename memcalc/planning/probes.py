@@ -85,9 +85,8 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
         sums, run = timed.sums, rank.rank.profiles[0].run
         exposed, in_each_layer = _exposed(rank, timed, layout.engine)
         computing += sums.forward + sums.backward + sums.recomputation + sum(sums.waits) + exposed
-        if model.program.has_frozen:
-            run, once = _without_reductions(run, report, rates)
-            computing -= once
+        run, once = _without_reductions(run, report, rates)
+        computing -= once
         fused = products([one for one in rank.computed if one.kind == "attention"], rates)
         assert not isinstance(fused, Unknown)
         attention += sum(item.seconds for item in fused)
@@ -103,7 +102,7 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
 
 def _without_reductions(run: Trace, report: Report, rates: Rates) -> tuple[Trace, float]:
     """Return a run without the kernels around FSDP2's reductions, and the seconds of these. A step has them once, however many
-    micro-batches it has. Where all weights train, what adds up the gradients of each micro-batch takes longer than they do."""
+    micro-batches it has."""
     early, _, more = run.middle
     rest = run._replace(streamed=tuple(one for one in run.streamed if one.name != _REDUCES))
     reductions = run._replace(streamed=tuple(one for one in run.streamed if one.name == _REDUCES), work=())
@@ -115,11 +114,10 @@ def _without_reductions(run: Trace, report: Report, rates: Rates) -> tuple[Trace
 
 def _exposed(report: Report, timed: RankTime, engine: str) -> tuple[float, float]:
     """Return the seconds of communication within the model that nothing hides, and the part of them that every layer has."""
-    phases = ("forward",) if engine in ("fsdp1", "fsdp2") else ("forward", "backward")  # some of its others come once
     axes = ("tp", "cp", "ep") if engine == "megatron" else ("tp", "cp")
     exposed = in_each_layer = 0.0
     for collective, item in zip(report.collectives, timed.sent, strict=True):
-        inside = collective.axis in axes and collective.phase in phases
+        inside = collective.axis in axes and collective.phase in ("forward", "backward") and not collective.once
         if inside and collective.overlap == "exposed":
             exposed += item.seconds
             if collective.layers == report.model.layers:

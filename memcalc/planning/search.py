@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PATIENCE: Final = 3.0
 _RUNS_OF_FRONT: Final = 24
-"""The layouts whose own run is made for the front of time against memory."""
+"""The ranks that are run for the front of time against memory: one of a layout, or each stage of FSDP2's pipelines."""
 _LOOKS_OF_FRONT: Final = 500
 """The layouts that are looked at for it, most of them by a bound alone. Both numbers keep the picture within a second or two."""
 _SMALLER: Final = 0.97
@@ -246,7 +246,8 @@ class Search:
                 (result,) = self._workers.look([(one.known, one.of)])
                 aside.pop()
                 looks += 1
-                runs += isinstance(result, Exact)
+                if isinstance(result, Exact):
+                    runs += one.layout.pp if one.layout.engine == "fsdp2" else 1
                 self._looked(one, result)
                 least = min((nbytes for _, _, nbytes in self.fitting), default=0)
         except KeyboardInterrupt:
