@@ -19,7 +19,7 @@ from memcalc.core.rows import Row
 from memcalc.engines import none as plain
 from memcalc.engines.base.holdings import Flush, Holdings, trained_dtype
 from memcalc.layout.collectives import Collective
-from memcalc.layout.layer_kinds import elements_of, shares_of
+from memcalc.layout.layer_kinds import LaterShares, elements_of, shares_of
 from memcalc.tape.profile import gradient_order, gradients_in_order
 from memcalc.units import MIB
 
@@ -182,8 +182,8 @@ def _reduced(model: Model, setup: Setup, dtype: DType, sizes: list[int], *, is_l
     return Collective(
         "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, times * len(sizes), times * sum(sizes),
         _times(times, formula),
-        shares=shares_of(model.program.weights(), sent=partial(_trained, model, setup, of)), source=_SOURCE,
-        overlap="backward", tail=times * sizes[-1] if is_last else 0,
+        shares=LaterShares(lambda: shares_of(model.program.weights(), sent=partial(_trained, model, setup, of))),
+        source=_SOURCE, overlap="backward", tail=times * sizes[-1] if is_last else 0,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from memcalc.core.rows import Basis
-from memcalc.layout.layer_kinds import Shares
+from memcalc.layout.layer_kinds import LaterShares, Shares
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast", "reduce"]
 Overlap = Literal["exposed", "forward", "backward"]
@@ -39,7 +39,7 @@ class Collective(NamedTuple):
     layer: str | None = None
     layers: int = 0
     """The number of the rank's layers that send the collective, if layers send it."""
-    shares: Shares | None = None
+    shares: Shares | LaterShares | None = None
     """Each layer's share of the payload, if it is parameters or gradients."""
     once: bool = False
     """True if a layer sends the collective once per step, whatever the number of micro-batches."""

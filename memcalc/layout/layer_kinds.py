@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,41 @@ class Shares(NamedTuple):
     def of_layers(self) -> int:
         """Return the elements of all layers."""
         return sum(kind.layers * kind.elements for kind in self.kinds)
+
+
+class LaterShares:
+    """Shares that are found when they are first asked for: few answers show them."""
+
+    def __init__(self, find: Callable[[], Shares]) -> None:
+        self._find = find
+
+    @cached_property
+    def _found(self) -> Shares:
+        return self._find()
+
+    def of(self, whole: int) -> LaterShares:
+        """Return the same layers' shares of another number of elements."""
+        return LaterShares(lambda: self._found._replace(whole=whole))
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        return self._found.kinds
+
+    @property
+    def whole(self) -> int:
+        return self._found.whole
+
+    @property
+    def of_layers(self) -> int:
+        return self._found.of_layers
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Shares, LaterShares)):
+            return NotImplemented
+        return (self.kinds, self.whole) == (other.kinds, other.whole)
+
+    def __hash__(self) -> int:
+        return hash(self._found)
 
 
 def elements_of(weight: Weight) -> int:

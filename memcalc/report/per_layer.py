@@ -11,7 +11,7 @@ from rich.text import Text
 
 from memcalc.core.dtypes import int8
 from memcalc.layout.collectives import Collective, wire_bytes
-from memcalc.layout.layer_kinds import LayerKind, Shares
+from memcalc.layout.layer_kinds import LaterShares, LayerKind, Shares
 from memcalc.report.collectives import Numbers, add_words
 from memcalc.report.folding import Folded
 from memcalc.setup.setup import DTYPES
@@ -60,7 +60,7 @@ def shares(report: Report) -> list[Share]:
     return out
 
 
-def _of_weights(c: Collective, shares: Shares, kind: LayerKind) -> Share:
+def _of_weights(c: Collective, shares: Shares | LaterShares, kind: LayerKind) -> Share:
     """Return the part of a collective for the weights or gradients of one layer. A collective of layers has calls for each
     layer; else a layer has a share of the calls, by its elements."""
     units = c.layer is not None

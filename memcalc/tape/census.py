@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.rows import Component, Row
@@ -32,19 +33,21 @@ def saved_blocks(run: Trace) -> set[int]:
     """Return the blocks that a forward leaves for its backward."""
     if not run.forward_ends:
         return _alive(run, run.forward_end)
-    ends, phases = set(run.forward_ends), {place: phase for place, phase, _ in run.segments}
+    phases = {place: phase for place, phase, _ in run.segments}
+    marks = sorted({0, *run.forward_ends, *phases} - {len(run.log)})
+    ends = set(run.forward_ends)
     of_this: set[int] = set()
     saved: set[int] = set()
     phase = ""
-    for place, event in enumerate(run.log):
-        if place in ends:
+    for start, stop in pairwise([*marks, len(run.log)]):
+        if start in ends:
             saved |= of_this
             of_this = set()
-        phase = phases.get(place, phase)
-        if event < 0:
-            of_this.discard(~event)
-        elif phase == "forward":  # a gradient that waits to be sent is not saved
-            of_this.add(event)
+        phase = phases.get(start, phase)
+        part = run.log[start:stop]
+        if phase == "forward":  # a gradient that waits to be sent is not saved
+            of_this.update([event for event in part if event >= 0])
+        of_this.difference_update([~event for event in part if event < 0])
     return saved
 
 

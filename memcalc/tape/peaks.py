@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+from operator import neg
 from typing import TYPE_CHECKING
 
 from memcalc.core.amounts import amount
@@ -19,56 +21,61 @@ def peaks(run: Trace, sizes: Sequence[int] | None = None) -> tuple[dict[int, int
     stage without trained weights allocates nothing. Maxima within the middle layers are left out: they lie between those of
     their neighbours. `sizes` are the amounts of the blocks, if they are not their own.
     """
-    sizes = sizes_of(run) if sizes is None else sizes
-    early, late, more = run.middle
-    begins = _begins(run)
-    turns = run.turns()
+    sizes, log, turns = sizes_of(run) if sizes is None else sizes, run.log, run.turns()
+    early = _levels(run, sizes, run.middle.early)
+    late = _levels(run, sizes, run.middle.late) if run.middle.more else early
+    levels = early if turns[0] is run.middle.early else late
     found: dict[str, dict[int, int]] = {"": {}, "forward": {}, "backward": {}}
     here: dict[int, int] | None = found[""]
-    is_late = turns[0] is not early
-    in_early = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in early}
-    in_late = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in late}
-    saved = live = extra = extra_early = extra_late = 0
-    rising, now = False, ""
-    for place, event in enumerate(run.log):
-        if place == run.forward_end:
-            saved = live + more * extra
-        if place in begins:
-            if rising and here is not None:
-                here.setdefault(live + more * extra, place)
-            phase, kept = begins[place]
+    saved, start, now, rising = 0, 0, "", False
+    begins = {place: mark for place, mark in _begins(run).items() if place < len(log)}
+    for stop in (*begins, len(log)):
+        if start < run.forward_end <= stop and run.forward_end < len(log):
+            saved = levels[run.forward_end]
+        if here is not None:
+            _add_maxima(here, levels, log, start, stop, rising=rising)
+        rising = log[stop - 1] >= 0 if start < stop else rising
+        if rising and here is not None:
+            here.setdefault(levels[stop], stop)
+        if stop < len(log):
+            phase, kept = begins[stop]
             rising, now = phase == "backward" != now, phase
             here = found[phase] if kept else None
-            if place in turns:
-                is_late = turns[place] is late
-                extra = extra_late if is_late else extra_early
-        block = event if event >= 0 else ~event
-        if event >= 0:
-            size = sizes[block]
-            rising = True
-        else:
-            if rising and here is not None:
-                here.setdefault(live + more * extra, place)
-            rising = False
-            size = -sizes[block]
-        live += size
-        if block in in_early:
-            extra_early += size
-            extra = extra if is_late else extra_early
-        elif block in in_late:
-            extra_late += size
-            extra = extra_late if is_late else extra
-    if rising and here is not None:
-        here.setdefault(live + more * extra, len(run.log))
-    return found["forward"], found["backward"], saved, live + more * extra
+            if stop in turns:
+                levels = late if turns[stop] is run.middle.late else early
+        start = stop
+    return found["forward"], found["backward"], saved, levels[len(log)]
+
+
+def _add_maxima(
+    here: dict[int, int], levels: Sequence[int], log: Sequence[int], start: int, stop: int, *, rising: bool
+) -> None:
+    """Add the places from `start` to `stop` at which a free follows an allocation. `rising`: True if `start` counts as
+    following one."""
+    if rising and start < stop and log[start] < 0:
+        here.setdefault(levels[start], start)
+    for place in [at for at, (before, event) in enumerate(pairwise(log[start:stop]), start + 1) if event < 0 <= before]:
+        here.setdefault(levels[place], place)
+
+
+def _levels(run: Trace, sizes: Sequence[int], stands: range) -> list[int]:
+    """Return the amount that is alive before each place of the log, and after the last one, if the layers `stands` stand for
+    those that are left out."""
+    if run.middle.more:
+        times = 1 + run.middle.more
+        of_rows = zip(sizes, run.rows, strict=True)
+        sizes = [size * times if row.layer is not None and row.layer in stands else size for size, row in of_rows]
+    changes = [*sizes, *map(neg, reversed(sizes))]  # a free of block i is ~i, the i-th from the end
+    return [0, *accumulate(map(changes.__getitem__, run.log))]
 
 
 def sizes_of(run: Trace) -> list[int]:
     """Return the amount of each block. A block of the repeated micro-batch counts once for every micro-batch that it
     stands for."""
-    rows = {id(row): row for row in run.rows}  # micro-batches that do the same have the same objects
+    ids = list(map(id, run.rows))  # micro-batches that do the same have the same objects
+    rows = dict(zip(ids, run.rows, strict=True))
     of_row = {key: amount(row.shape, row.dtype, row.component) for key, row in rows.items()}
-    sizes = [of_row[id(row)] for row in run.rows]
+    sizes = list(map(of_row.__getitem__, ids))
     for block in run.copies():
         sizes[block] *= 1 + run.repeated.more
     return sizes

@@ -18,6 +18,8 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from functools import cached_property
+from itertools import accumulate
+from operator import neg
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 
 from memcalc.core.amounts import bytes_of, undominated
@@ -353,18 +355,17 @@ def recorded_trace(program: Program, choices: Choices, batch: int, seq: int) -> 
 def profile_of_steps(run: Trace) -> Profile:
     """Return the profile of a run of several micro-batches. `saved` is the end of the forward that leaves most
     bytes."""
-    early, copies, saved = run.middle.early, run.copies(), saved_blocks(run) - blocks_that_stay(run)
-    sizes = [
-        numel(row.shape)[0] * row.dtype.itemsize * run.times(row, early) * (1 + run.repeated.more if i in copies else 1)
-        if row.component == "activation" and i in saved
-        else 0
-        for i, row in enumerate(run.rows)
-    ]
-    ends, live, most, forward_end = set(run.forward_ends), 0, -1, 0
-    for place, event in enumerate(run.log):
-        if place in ends and live > most:
-            most, forward_end = live, place
-        live += sizes[event] if event >= 0 else -sizes[~event]
+    early, copies = run.middle.early, run.copies()
+    sizes = [0] * len(run.rows)
+    for i in saved_blocks(run) - blocks_that_stay(run):
+        row = run.rows[i]
+        if row.component == "activation":
+            times = run.times(row, early) * (1 + run.repeated.more if i in copies else 1)
+            sizes[i] = numel(row.shape)[0] * row.dtype.itemsize * times
+    changes = [*sizes, *map(neg, reversed(sizes))]  # a free of block i is ~i, the i-th from the end
+    live = [0, *accumulate(map(changes.__getitem__, run.log))]
+    places = sorted(place for place in set(run.forward_ends) if place < len(run.log))
+    forward_end = max(places, key=live.__getitem__, default=0)
     return Profile(run._replace(forward_end=forward_end))
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Sent
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
-    from memcalc.layout.layer_kinds import Shares
+    from memcalc.layout.layer_kinds import LaterShares
     from memcalc.setup.setup import Setup
     from memcalc.tape.profile import Profile
 
@@ -132,7 +132,7 @@ def _gathers(model: Model, setup: Setup) -> list[Collective]:
         out.append(
             Collective(
                 "dp", "all_gather", f"updated weights{kind.of}", "step", dtype.name, kind.ranks, len(groups), payload,
-                gathered, shares=kind.of_optimizer(model)._replace(whole=payload // dtype.itemsize), source=STAGE_12,
+                gathered, shares=kind.of_optimizer(model).of(payload // dtype.itemsize), source=STAGE_12,
             )
         )  # fmt: skip
     return out
@@ -151,7 +151,7 @@ def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> Counter[int
 
 
 def _all_reduce(
-    name: str, dtype: DType, kind: AmongRanks, shares: Shares, calls: int, payload: int, formula: str, source: str
+    name: str, dtype: DType, kind: AmongRanks, shares: LaterShares, calls: int, payload: int, formula: str, source: str
 ) -> Collective:
     return Collective(
         "dp",
@@ -221,7 +221,7 @@ def of_run(
     return [*out, *step_of_stage_3(model, setup)]
 
 
-def _of_stage_3(model: Model, setup: Setup, own: AmongRanks, kind: Kind) -> Shares:
+def _of_stage_3(model: Model, setup: Setup, own: AmongRanks, kind: Kind) -> LaterShares:
     """Return the layers' shares in stage 3. Each parameter is padded. Small parameters are not gathered, and neither
     are those that no module uses."""
     gathers, program = kind == "all_gather", model.program

@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.engines.deepspeed.zero_layout import ALL_REDUCE_BUCKET, groups_of, sizes_of
-from memcalc.layout.layer_kinds import elements_of, shares_of
+from memcalc.layout.layer_kinds import LaterShares, elements_of, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
-    from memcalc.layout.layer_kinds import Shares
 
 
 class AmongRanks(NamedTuple):
@@ -26,17 +25,21 @@ class AmongRanks(NamedTuple):
     sizes: tuple[int, ...]
     has: Callable[[Weight], bool]
 
-    def shares(self, model: Model, sent: Callable[[Weight], int]) -> Shares:
+    def shares(self, model: Model, sent: Callable[[Weight], int]) -> LaterShares:
         """Return the layers' shares of these parameters. `sent` returns the elements that are sent for one of the
         model's weights."""
-        return shares_of(model.program.weights(), sent=lambda weight: sent(weight) if self.has(weight) else 0)
 
-    def of_optimizer(self, model: Model) -> Shares:
+        def own(weight: Weight) -> int:
+            return sent(weight) if self.has(weight) else 0
+
+        return LaterShares(lambda: shares_of(model.program.weights(), sent=own))
+
+    def of_optimizer(self, model: Model) -> LaterShares:
         """Return the layers' shares of the parameters that require a gradient."""
         wants = model.program.wants_gradient
         return self.shares(model, lambda weight: elements_of(weight) if wants(weight) else 0)
 
-    def with_gradients(self, model: Model) -> Shares:
+    def with_gradients(self, model: Model) -> LaterShares:
         """Return the layers' shares of the parameters that backward makes gradients for."""
         gets = model.program.gets_gradient
         return self.shares(model, lambda weight: elements_of(weight) if gets(weight) else 0)

@@ -10,7 +10,7 @@ that have the same experts: edp = shard group · tp / ep (transformers/distribut
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from memcalc.core.dims import Dim, Shape
@@ -35,7 +35,7 @@ from memcalc.engines.fsdp2.sizes import padded_elements
 from memcalc.engines.fsdp2.step import STREAMS, ExpertUnits, Sharding
 from memcalc.layout.collectives import Collective, Kind, Overlap
 from memcalc.layout.expert_parallel import expert_path
-from memcalc.layout.layer_kinds import Shares, shares_of
+from memcalc.layout.layer_kinds import LaterShares, Shares, shares_of
 from memcalc.optimizers import Parameter
 from memcalc.setup.setup import DTYPES
 
@@ -293,12 +293,16 @@ def _of_layers(
     out: list[Collective] = []
     for one in _kinds(setup, ranks, gathered, again, reduced):
         is_sent = sharers.get(one.name.removesuffix(" shards over replicas"), lambda w: True)
-        shares = shares_of(
-            model.program.weights(),
-            sent=lambda w, is_sent=is_sent: _sent_of(setup, w, ranks, apart=apart) if is_sent(w) else 0,
-        )
-        out.append(_collective(setup, one, layer, where, shares))
+        shares = partial(_shares, model, setup, ranks, is_sent, apart=apart)
+        out.append(_collective(setup, one, layer, where, LaterShares(shares)))
     return out
+
+
+def _shares(model: Model, setup: Setup, ranks: int, is_sent: Callable[[Weight], bool], *, apart: bool) -> Shares:
+    """Return the layers' shares of what some units send."""
+    return shares_of(
+        model.program.weights(), sent=lambda w: _sent_of(setup, w, ranks, apart=apart) if is_sent(w) else 0
+    )
 
 
 def _sent_of(setup: Setup, weight: Weight, ranks: int, *, apart: bool) -> int:
@@ -324,7 +328,7 @@ def _kinds(
     return [one for one in out if one.elements]
 
 
-def _collective(setup: Setup, one: _Sent, layer: str | None, where: str, shares: Shares | None) -> Collective:
+def _collective(setup: Setup, one: _Sent, layer: str | None, where: str, shares: LaterShares | None) -> Collective:
     micro = 1 if setup.keeps_whole_gradients and one.kind != "all_gather" else setup.micro_batches
     size = one.dtype.itemsize
     formula = f"{micro}·unit{'s' if one.units > 1 else ''}·{size} B = {micro}·{one.elements}·{size} B"

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import numel
@@ -25,7 +26,7 @@ from memcalc.engines.megatron.layer_wise import SOURCE as LAYER_WISE
 from memcalc.engines.megatron.layer_wise import shards_buffers
 from memcalc.engines.megatron.trained_part import trained_weights_of
 from memcalc.layout.collectives import Collective, Overlap
-from memcalc.layout.layer_kinds import Shares, elements_of, shares_of
+from memcalc.layout.layer_kinds import LaterShares, Shares, elements_of, shares_of
 from memcalc.megatron.context_parallel.ring import EXCHANGES
 from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layout import padded_vocab
@@ -153,7 +154,7 @@ def data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
                 made.append(_of_parameters("all_gather", updated, "step", dtype, ranks, total, LAYER_WISE, of=of))
         made = [c for c in made if c.group_size > 1]
         if stage.layers:
-            shares = _shares(stage, buffer, padded=shards_buffers(setup))
+            shares = LaterShares(partial(_shares, stage, buffer, padded=shards_buffers(setup)))
             made = [c._replace(shares=shares) for c in made]
         out += made
     return out
