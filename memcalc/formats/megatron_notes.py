@@ -64,7 +64,9 @@ class _Note(NamedTuple):
 
 
 _NOTED: Final[Mapping[str, _Note]] = {
-    "--tp-comm-overlap": _Note("its user buffers are not counted, and its overlap is not timed"),
+    "--tp-comm-overlap": _Note(
+        "its user buffers, which are not PyTorch's, are not counted, and its overlap is not timed"
+    ),
     "--overlap-grad-reduce": _Note("the reduction of gradients is timed as exposed"),
     "--overlap-param-gather": _Note("the gather of weights is timed as exposed"),
     "--overlap-p2p-communication-warmup-flush": _Note("the schedule is counted without it"),
