@@ -30,7 +30,8 @@ def lines() -> list[str]:
             f"| {key} | {files} | {_spread([record.error() for record in of_it])} | {_spread(explained) if explained else ''} |"
         )
         texts += textwrap.wrap(f"- **{key}**: {reason.text}.", 125, subsequent_indent="  ", break_long_words=False)
-        texts += [f"  - {record.name}: {100 * record.error():+.1f} %" for record in of_it]
+        for record in of_it:
+            texts += textwrap.wrap(f"  - {record.name}: {100 * record.error():+.1f} %", 125, subsequent_indent="    ")
     return [*_TEXT.splitlines(), *table, "", *texts]
 
 
