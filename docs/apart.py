@@ -29,9 +29,14 @@ def lines() -> list[str]:
         table.append(
             f"| {key} | {files} | {_spread([record.error() for record in of_it])} | {_spread(explained) if explained else ''} |"
         )
-        texts += textwrap.wrap(f"- **{key}**: {reason.text}.", 125, subsequent_indent="  ", break_long_words=False)
+        texts += textwrap.wrap(f"- **{key}**: {reason.text}.", 125, subsequent_indent="  ", break_on_hyphens=False)
         for record in of_it:
-            texts += textwrap.wrap(f"  - {record.name}: {100 * record.error():+.1f} %", 125, subsequent_indent="    ")
+            texts += textwrap.wrap(
+                f"  - {record.name}: {100 * record.error():+.1f} %",
+                125,
+                subsequent_indent="    ",
+                break_on_hyphens=False,
+            )
     return [*_TEXT.splitlines(), *table, "", *texts]
 
 
