@@ -65,7 +65,8 @@ class _Note(NamedTuple):
 
 _NOTED: Final[Mapping[str, _Note]] = {
     "--tp-comm-overlap": _Note(
-        "its user buffers, which are not PyTorch's, are not counted, and its overlap is not timed"
+        "its user buffers, which are not PyTorch's, are not counted (by default twelve, each of a micro-batch's hidden states), "
+        "and its overlap is not timed"
     ),
     "--overlap-grad-reduce": _Note("the reduction of gradients is timed as exposed"),
     "--overlap-param-gather": _Note("the gather of weights is timed as exposed"),
