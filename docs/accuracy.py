@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import apart
 import evidence
 import measured
 import step_times
@@ -167,6 +168,7 @@ def functional_test_lines() -> list[str]:
             for name, why in WHY.items()
             for line in textwrap.wrap(f"- {name}: {why}.", 125, subsequent_indent="  ")
         ),
+        *apart.lines(),
     ]
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from memcalc.inputs.gpu import GPU
     from memcalc.setup.setup import Setup
 
-_HOPPER_WORKSPACE: Final = 32 * MIB
+_LARGE_WORKSPACE: Final = 32 * MIB
+_LARGE: Final = ("9", "10", "12")  # Blackwell's since February 2026 (pytorch's pull request 175344)
 _WORKSPACE: Final = 2 * 4 * MIB + 8 * 16 * KIB  # 8 519 680 B, ":4096:2:16:8"
 HANDLES: Final = 2
 _TE_HOPPER_WORKSPACE: Final = 32 * MIB + 1024
@@ -59,8 +60,9 @@ def _item(component: str, name: str, nbytes: int, formula: str, basis: str, sour
 
 
 def cublas_workspace(compute_capability: str) -> int:
-    """Return the bytes of cuBLAS's workspace for one handle and stream, by torch's rule (CublasHandlePool.cpp)."""
-    return _HOPPER_WORKSPACE if compute_capability == "9.0" else _WORKSPACE
+    """Return the bytes of cuBLAS's workspace for one handle and stream, by torch's rule (parseChosenWorkspaceSize in
+    CublasHandlePool.cpp): 32 MiB on Hopper and Blackwell."""
+    return _LARGE_WORKSPACE if compute_capability.split(".")[0] in _LARGE else _WORKSPACE
 
 
 def _measured(name: str, gpu: GPU | None, ranks: int = 1) -> Size | None:

@@ -84,6 +84,9 @@ def _check(setup: Setup, model: Model) -> None:
         value = getattr(setup, option)
         if value != taken:
             refuse(option, value, f"{why}; allowed: {'leave it out' if taken is None else taken}, {_ELSE}")
+    if setup.zero and setup.shard_group != setup.dp * setup.cp:
+        why = "accelerate does not hand on instances of the distributed optimizer"
+        refuse("shard_group", setup.shard_group, f"{why}; allowed: leave it out, {_ELSE}")
     if setup.cp > 1 and setup.cp_comm_type != "p2p":
         refuse("cp_comm_type", setup.cp_comm_type, f"accelerate does not hand it on; allowed: p2p, {_ELSE}")
     if setup.attention == "eager" or (setup.attention == "unfused" and setup.precision != "fp32"):

@@ -144,7 +144,7 @@ def _read_megatron(found: Findings) -> bool:
         found.give(option, key, section.whole(key, least=1, most=10**6))
     if "virtual_stages" in found.options and found.options["virtual_stages"].value > 1:
         found.give("schedule", "virtual_pipeline_model_parallel_size", "interleaved")
-    found.give("sequence_parallel", "sequence_parallel", section.flag("sequence_parallel"))
+    found.take("sequence_parallel", "sequence_parallel", section.flag("sequence_parallel"), False)
     sharded = section.flag("use_distributed_optimizer")
     found.take("zero", "use_distributed_optimizer", None if sharded is None else int(sharded), 1)
     recompute = section.choice("recompute_granularity", ("full", "selective"))
@@ -155,8 +155,20 @@ def _read_megatron(found: Findings) -> bool:
     cast, is_switched = autocast(found)
     found.take("precision", "bf16", f"{cast}-mixed" if is_switched and cast else None, "bf16-mixed")
     if section.choice("finetuning_type", _TYPES) in (None, "lora"):
-        read_adapters(found, _ADAPTERS)
+        _read_megatron_adapters(found)
     return True
+
+
+def _read_megatron_adapters(found: Findings) -> None:
+    """Set the adapters of Megatron-Bridge, which are at all linear layers whatever the file asks for
+    (_create_peft_config of train/megatron_bridge/config_builder.py)."""
+    found.take("lora_rank", "lora_rank", found.section.whole("lora_rank", least=1, most=10**6), 8)
+    found.take("lora_targets", "lora_target", None, "default")
+    if found.section.raw("lora_target") not in (None, "all", ["all"]):
+        found.note(
+            "lora_target",
+            "Megatron-Bridge's adapters are at all linear layers, and other targets are dropped with a warning",
+        )
 
 
 def _read_recompute(found: Findings) -> None:

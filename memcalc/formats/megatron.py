@@ -46,6 +46,9 @@ _COMM_TYPES: Final = {
     "a2a+p2p": "a2a+p2p",
 }
 _OPTIMIZERS: Final = {"adam": "adamw", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
+_USER_BUFFERS: Final = "--tp-comm-overlap"
+_USER_BUFFER_STREAMS: Final = 3  # _NUM_MAX_UB_STREAMS in transformer_engine/pytorch/cpp_extensions/gemm.py
+_GROUPED_STREAMS: Final = 4
 _STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """The ZeRO stage of each `--data-parallel-sharding-strategy`."""
 
@@ -304,12 +307,21 @@ def _kernels(a: Arguments) -> dict[str, Value]:
 
 
 def _workspaces(a: Arguments) -> dict[str, Value]:
-    """Return the workspaces of cuBLAS, and of Transformer Engine if products of experts are computed one by one."""
+    """Return the workspaces of cuBLAS, and of Transformer Engine if products of experts are computed one by one, or if
+    products with tensor parallelism overlap their communication (get_cublas_workspace in
+    transformer_engine/pytorch/cpp_extensions/gemm.py: one for all products, one for each stream of grouped products, and one
+    of `_NUM_MAX_UB_STREAMS` times the size for products with user buffers)."""
     environment = "--" + WORKSPACES.replace("_", "-")
     config = a.text(environment)
     out = {} if config is None else {WORKSPACES: a.value(environment, config)}
-    routed = a.given("--num-experts", ("0",)) and not a.on("--deepspeed")
-    if routed and not a.on("--moe-grouped-gemm") and not _is_local(a):
+    if _is_local(a) or a.on("--deepspeed"):
+        return out
+    routed = a.given("--num-experts", ("0",))
+    grouped = a.on("--moe-grouped-gemm")
+    if a.on(_USER_BUFFERS) and (a.whole(_DEGREES["tp"], 1, 10**6) or 1) > 1:
+        count = 1 + _USER_BUFFER_STREAMS + (_GROUPED_STREAMS if routed and grouped else 0)
+        return out | {"te_workspaces": a.value(_USER_BUFFERS, count)}
+    if routed and not grouped:
         return out | {"te_workspaces": a.default("--moe-grouped-gemm", 1)}
     return out
 

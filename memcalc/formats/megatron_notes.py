@@ -64,7 +64,10 @@ class _Note(NamedTuple):
 
 
 _NOTED: Final[Mapping[str, _Note]] = {
-    "--tp-comm-overlap": _Note("its user buffers are not counted, and its overlap is not timed"),
+    "--tp-comm-overlap": _Note(
+        "its user buffers, which are not PyTorch's, are not counted (by default twelve, each of a micro-batch's hidden states), "
+        "and its overlap is not timed"
+    ),
     "--overlap-grad-reduce": _Note("the reduction of gradients is timed as exposed"),
     "--overlap-param-gather": _Note("the gather of weights is timed as exposed"),
     "--overlap-p2p-communication-warmup-flush": _Note("the schedule is counted without it"),
@@ -163,7 +166,12 @@ def _fusions(a: Arguments) -> list[str]:
     if a.given("--transformer-impl", ("transformer_engine",)):
         notes.append(f"{a.shown('--transformer-impl')}: kernels besides attention are counted as Transformer Engine's")
         if a.on("--no-masked-softmax-fusion"):
-            notes.append("--no-masked-softmax-fusion: counted as fused")
+            notes.append("--no-masked-softmax-fusion: counted as fused; a softmax in fp32 keeps twice as much")
+    elif a.on("--deterministic-mode") and not a.given("--attention-backend", ("auto", "fused")):
+        notes.append(
+            "--deterministic-mode: before Hopper Transformer Engine has no fused attention in it; flash-attn's is counted, and "
+            "without that package the unfused one runs (--attention unfused)"
+        )
     if a.on("--no-overlap-p2p-communication"):
         notes.append("--no-overlap-p2p-communication: sends between virtual stages are timed as overlapped")
     return notes

@@ -63,7 +63,7 @@ def write(setup: Setup, model: Model) -> Written:
         **_precision(setup),
         **_recomputation(setup),
         **_offloading(setup),
-        **_kernels(setup),
+        **_kernels(setup, is_routed=is_routed),
     }
     return Written(_text(flags), _unsaid(setup, model, is_routed=is_routed))
 
@@ -202,11 +202,19 @@ def _offloading(setup: Setup) -> Flags:
     }
 
 
-def _kernels(setup: Setup) -> Flags:
+def _user_buffers(setup: Setup, *, is_routed: bool) -> bool:
+    """Return whether Transformer Engine has the workspaces of products that overlap with tensor parallelism's communication,
+    beside one for all products and those of grouped ones."""
+    overlaps = setup.sequence_parallel and setup.attention != "eager"
+    return overlaps and setup.te_workspaces in ((4, 8) if is_routed else (4,))
+
+
+def _kernels(setup: Setup, *, is_routed: bool) -> Flags:
     implementation = {"fused": "te", "vocab-parallel-fused": "native"}.get(setup.cross_entropy or "")
-    one_by_one = {"--moe-grouped-gemm": None} if setup.te_workspaces == 1 else {}
+    one_by_one = {"--moe-grouped-gemm": None} if setup.te_workspaces in (1, 4) else {}
     return {
         **one_by_one,
+        "--tp-comm-overlap": _user_buffers(setup, is_routed=is_routed) or None,
         "--transformer-impl": "local" if setup.attention == "eager" else None,
         "--attention-backend": _BACKENDS.get(setup.attention or ""),
         "--cross-entropy-loss-fusion": implementation is not None or None,
@@ -222,7 +230,8 @@ def _unsaid(setup: Setup, model: Model, *, is_routed: bool) -> dict[str, str]:
     said = {*_SAID, "etp"} if is_routed else {*_SAID}
     if setup.optimizer == "muon":
         said.add("optimizer")
-    if is_routed and setup.te_workspaces == 1 and setup.attention != "eager":
+    one_by_one = is_routed and setup.te_workspaces == 1 and setup.attention != "eager"
+    if one_by_one or _user_buffers(setup, is_routed=is_routed):
         said.add("te_workspaces")
     stages = setup.pp * setup.virtual_stages
     ends = setup.first_stage_layers, setup.last_stage_layers

@@ -46,6 +46,9 @@ def _replace_fp16_of_trl(given: Mapping[str, Any], out: dict[str, Value], notes:
     of_trl = _of(given, out, "task") in ("sft", *PREFERENCE)
     if not of_trl or _of(given, out, "quantize") in (None, "none") or not _of(given, out, "lora_rank"):
         return
+    base, precision = _of(given, out, "base_dtype"), str(_of(given, out, "precision"))
+    if base == "bf16" and precision.endswith("-autocast") and _of(given, out, "engine") in (None, "none", "ddp"):
+        return  # modelled as it is
     found = [
         name for name in _OF_QUANTISED if name in out and name not in given and str(out[name].value).startswith("fp16")
     ]

@@ -25,6 +25,8 @@ _AXOLOTL: Final = ("base_model", "sequence_len", "base_model_config")
 _LLAMA_FACTORY: Final = ("finetuning_type", "cutoff_len", "freeze_trainable_layers", "quantization_bit")
 _V1: Final = ("dist_config", "kernel_config", "batching_strategy", "quant_config")
 """Keys of LLaMA-Factory's second trainer (USE_V1), whose files have other names for all else too."""
+_SWIFT: Final = ("tuner_type", "rlhf_type", "sft_type", "model_author")
+"""Keys of ms-swift alone (swift/arguments), whose other keys are TrainingArguments' with other defaults."""
 _TRAINING: Final = (*BATCH, "gradient_accumulation_steps", *RECOMPUTE, "optim", "max_grad_norm", "bf16", "fp16")
 
 
@@ -48,6 +50,12 @@ def _refuse_others(section: Section) -> None:
     place = f"{OPTION} {section.file}: " if section.file else f"{OPTION}: "
     if any(key in section.content for key in _V1) and MODEL[0] not in section:
         raise InputError(f"{place}a file of LLaMA-Factory's v1 trainer; allowed: those of its main trainer")
+    swift = next((key for key in _SWIFT if key in section), None)
+    if swift is not None:
+        raise InputError(
+            f"{place}has the key {swift}: a file of ms-swift, whose defaults (adapters, recomputation) are not those of "
+            "TrainingArguments and are not read; allowed: its values as options, such as --lora-rank 8 --recompute full"
+        )
     for key, option in (("distributed_type", "--accelerate"), ("zero_optimization", "--deepspeed")):
         if key in section:
             raise InputError(

@@ -37,15 +37,24 @@ def model_part(setup: Setup, model: Model) -> Part:
     if name is not None:
         keys["model_name_or_path"] = name
     keys["dtype"] = _DTYPES[_weights(setup)]
-    said: set[str] = set()
-    if setup.attention in _ATTENTION:
-        said.add("attention")
-        if setup.attention != model.program.attention_kinds[0]:
-            keys["attn_implementation"] = setup.attention
+    return joined(Part(keys, frozenset()), _attention(setup, model), _adapters(setup), _quantized(setup))
+
+
+def _attention(setup: Setup, model: Model) -> Part:
+    """Return the key of the attention. Rows that the script packs, not SFTTrainer, are not known to the file: flash-attn's
+    kernels in it keep what sdpa keeps then."""
+    first = model.program.attention_kinds[0]
     if setup.packing and setup.attention == "flash":
-        said.add("attention")
-        keys["attn_implementation"] = "flash_attention_2"
-    return joined(Part(keys, frozenset(said)), _adapters(setup), _quantized(setup))
+        keys = {"attn_implementation": "flash_attention_2"}
+        return (
+            Part(keys, frozenset({"attention"}))
+            if setup.task == "sft"
+            else Part(keys, frozenset(), {"attention": first})
+        )
+    if setup.attention not in _ATTENTION:
+        return Part({}, frozenset())
+    is_named = setup.attention != first or (setup.packing and setup.task != "sft")
+    return Part({"attn_implementation": setup.attention} if is_named else {}, frozenset({"attention"}))
 
 
 def _name(model: Model) -> str | None:

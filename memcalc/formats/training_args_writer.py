@@ -105,7 +105,13 @@ def _noise(setup: Setup) -> Part:
 
 
 def _generation(setup: Setup) -> Part:
-    """Return the keys of GRPOConfig. It has none for the length of a prompt."""
+    """Return the keys of GRPOConfig. It has none for the length of a prompt. Raises InputError for batches that TRL refuses."""
+    together = setup.dp * setup.micro_batch_size * (setup.steps_per_generation or 1)
+    if together % (setup.num_generations or 1):
+        why = f"TRL refuses the file, because the {together} completions that are generated together are no multiple of it"
+        refuse(
+            "num_generations", setup.num_generations, f"{why}; allowed: with --micro-batch-size {setup.num_generations}"
+        )
     keys: dict[str, Any] = {
         "max_completion_length": setup.completion_len,
         **{name: getattr(setup, name) for name in _OF_GENERATION},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.inputs.options import EFFICIENCIES, Options
 from memcalc.kernels import DEFAULT_LOSS
 from memcalc.optimizers import load_optimizer
-from memcalc.tasks import OF_TRL, PREFERENCE
+from memcalc.tasks import GENERATIONS, OF_TRL, PREFERENCE
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -86,6 +86,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "quantize_storage": setup.compute_dtype.name if _shares_codes(setup) else "uint8",
         "quantize_compute_dtype": None if setup.quantize == "int8" else setup.precision.split("-")[0],
         "precompute_reference": False,
+        "num_generations": GENERATIONS if setup.task == "grpo" else None,
         "reentrant_checkpoints": False,
         "network_gbps": _network(setup),
     }
@@ -118,6 +119,8 @@ def _implementation(setup: Setup) -> str:
 
 def _attention(setup: Setup, model: Model) -> str | None:
     """Return the attention that runs where none is asked for; None where that depends on the GPU."""
+    if setup.packing:
+        return "flash"
     if setup.engine == "megatron":
         return "unfused" if setup.precision == "fp32" else "sdpa" if setup.gpu is None else None
     return "flash" if setup.runs_gpt_model else model.program.attention_kinds[0]

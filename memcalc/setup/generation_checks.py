@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.setup.batches import global_batch_size_of, seq_len_of
-from memcalc.tasks import ONLINE
+from memcalc.tasks import GENERATIONS, ONLINE
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 DEFAULTS: Final = {"grpo": 512, "ppo": 53}
 """TRL's max_completion_length and response_length."""
-GENERATIONS: Final = 8
-"""TRL's num_generations."""
 OPTIONS: Final = ("completion_len", "num_generations", "steps_per_generation", "num_iterations", "beta")
 OF_PPO: Final = ("rollout_batch_size", "num_mini_batches")
 

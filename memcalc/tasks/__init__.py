@@ -10,5 +10,8 @@ ONLINE = ("grpo", "ppo")
 OF_TRL = ("sft", *PREFERENCE, *ONLINE)
 """The tasks that one of TRL's trainers runs, with its own LM head."""
 
+GENERATIONS = 8
+"""TRL's num_generations, where GRPO is not told otherwise."""
+
 TRL = "TRL 1.16"
 """The version that the tasks are written from."""

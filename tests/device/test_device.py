@@ -63,12 +63,13 @@ def test_rounding_is_less_than_a_block_each(sizes: list[tuple[int, int]]) -> Non
     ("gpu", "each", "basis"),
     [
         ("h100-80gb", 32 * MIB, "modelled"),
-        ("a100-80gb", 8_519_680, "modelled"),
+        *((gpu, 32 * MIB, "modelled") for gpu in ("b200", "gb200", "b300", "rtx5090", "rtx-pro-6000")),
+        *((gpu, 8_519_680, "modelled") for gpu in ("a100-80gb", "l40s", "rtx4090", "t4")),
         (None, 8_519_680, "assumed"),
     ],
 )
 def test_workspaces_of_two_handles(gpu: str | None, each: int, basis: str) -> None:
-    """CublasHandlePool.cpp: 32 MiB on Hopper, ":4096:2:16:8" elsewhere; a handle for the thread and for autograd's."""
+    """CublasHandlePool.cpp: 32 MiB on Hopper and Blackwell, ":4096:2:16:8" elsewhere; two handles, one of autograd's thread."""
     workspaces = allocator_items([], None if gpu is None else load_gpu(gpu))[1]
     assert workspaces.nbytes == 2 * each
     assert workspaces.basis == basis

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import examples
 
+import memcalc
 from memcalc.errors import InputError
 from memcalc.formats import llama_factory
 from memcalc.formats.found import ACCUMULATION, Found
@@ -181,6 +182,19 @@ def test_megatron() -> None:
         "full",
     )
     assert of(finetuning_type="full", tensor_model_parallel_size=1)["recompute"] == "none"
+    assert of(finetuning_type="full", tensor_model_parallel_size=2)["sequence_parallel"] is False
+
+
+def test_adapters_of_megatron() -> None:
+    """_create_peft_config of train/megatron_bridge/config_builder.py: all linear layers, whatever is asked for."""
+    got = of(tensor_model_parallel_size=2)
+    assert (got["lora_rank"], got["lora_targets"], "lora_dropout" in got) == (8, "default", False)
+    got = of(tensor_model_parallel_size=2, lora_rank=16, lora_target="q_proj")
+    assert (got["lora_rank"], got["lora_targets"]) == (16, "default")
+    report = memcalc.estimate(
+        "llama-7b", gpus=2, training_args={"finetuning_type": "lora", "tensor_model_parallel_size": 2}
+    )
+    assert report.setup.engine == "megatron" and report.setup.lora_rank == 8
 
 
 def test_misspelt_keys() -> None:

@@ -232,6 +232,7 @@ def test_the_file_of_deepspeed() -> None:
     [
         ("--tp-comm-overlap", "--tp-comm-overlap: "),
         ("--overlap-grad-reduce", "timed as exposed"),
+        ("--deterministic-mode", "--deterministic-mode: before Hopper"),
         ("--cuda-graph-impl local", "--cuda-graph-impl local: the memory of CUDA graphs is not counted"),
         (
             "--fine-grained-activation-offloading --offload-modules core_attn qkv_linear",
@@ -373,3 +374,21 @@ def test_a_run_from_end_to_end() -> None:
         1,
         32,
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "workspaces"),
+    [
+        ("", None),
+        ("--tp-comm-overlap --tensor-model-parallel-size 1", None),
+        ("--tp-comm-overlap --tensor-model-parallel-size 2 --sequence-parallel", 4),
+        (f"{EXPERTS} --tp-comm-overlap --tensor-model-parallel-size 2 --sequence-parallel", 8),
+        ("--num-experts 4 --tp-comm-overlap --tensor-model-parallel-size 2 --sequence-parallel", 4),
+        ("--tp-comm-overlap --tensor-model-parallel-size 2 --sequence-parallel --transformer-impl local", None),
+        ("--num-experts 4", 1),
+    ],
+)
+def test_workspaces_of_transformer_engine(more: str, workspaces: int | None) -> None:
+    """Its get_cublas_workspace: one for all products, four for grouped ones, and one of three times the size for products with
+    user buffers (transformer_engine/pytorch/cpp_extensions/gemm.py)."""
+    assert options_of(f"{MODEL} {more}").get("te_workspaces") == workspaces

@@ -76,7 +76,7 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adam", "adamw", "muon"),
     "recompute": ("full", "selective"), "recompute_layers": (1, 2, 3, 7), "sequence_parallel": (True, False),
     "attention": ("sdpa", "flash", "unfused", "eager"), "cross_entropy": ("vocab-parallel", "vocab-parallel-fused", "fused"),
-    "te_workspaces": (0, 1, 5), "cublas_workspace_config": (":4096:8",),
+    "te_workspaces": (0, 1, 4, 5, 8), "cublas_workspace_config": (":4096:8",),
     "gradient_accumulation_fusion": (False, True), "attention_mask_in_dataloader": (False, True),
     "clip_grad_norm": (True,), "gpu": ("h100-80gb", "a100-40gb"), "gpus_per_node": (4,), "seq_len": (64, 256, 1024),
     "stage_layers": ("5,3", "1,3,3,1", "2,1,1,4", "1,2,1,4"), "microbatch_group_size": (2, 3, 4, 8),
@@ -207,7 +207,7 @@ def test_what_is_modelled_is_read_without_notes() -> None:
     for setup, model in setups(200):
         shown |= {note.split(" ")[0] for note in read(*arguments_of(write(setup, model).text)).notes}
     # kernels besides local attention, experts one by one
-    known = ("--transformer-impl", "--moe-grouped-gemm")
+    known = ("--transformer-impl", "--moe-grouped-gemm", "--tp-comm-overlap:")
     assert shown <= {*known}
 
 
