@@ -32,6 +32,18 @@ class Stepping:
 
 
 @contextlib.contextmanager
+def clipping() -> Iterator[None]:
+    """Let the engine clip gradients where the setup does."""
+    own = deepspeed.configuration
+
+    def configuration(setup: Any) -> dict[str, Any]:
+        return {**own(setup), "gradient_clipping": 1.0 if setup.clip_grad_norm else 0.0}
+
+    with patch.object(deepspeed, "configuration", configuration):
+        yield
+
+
+@contextlib.contextmanager
 def backward_by(engine: Any, micro_batches: int) -> Iterator[None]:
     """`loss.backward()` as `accelerator.backward(loss)` has it: the engine's, which calls the loss's own. accelerate's
     DeepSpeedEngineWrapper tells the engine with which micro-batch its gradients are complete."""
@@ -57,6 +69,7 @@ def measured_rank(report: memcalc.Report, rank: int, run: Any = iterations, of: 
     with on_a_gpu(s), contextlib.ExitStack() as stack:
         stack.enter_context(process_group(s.gpus, rank))
         stack.enter_context(deepspeed.on_the_cpu(live.places))
+        stack.enter_context(clipping())
         models = made(report, of)
         wrapper = models.wrapper
         for one in (wrapper.value_model, models.reward):
