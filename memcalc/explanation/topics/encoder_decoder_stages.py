@@ -126,8 +126,8 @@ TOPIC: Final = Topic(
             ACTIVATIONS,
             saved,
             Words(
-                "Relative positions (T5) are s² tensors of self-attention alone, which both stacks have. The paper's layers have "
-                "dropout everywhere, and its norms keep 16 bits: T5's run in fp32, and a fused attention keeps no scores.",
+                "Relative positions (T5) are s² tensors of self-attention alone, which both stacks have. The paper's layers "
+                "have dropout everywhere, and its norms keep 16 bits: T5's run in fp32, and a fused attention keeps no scores.",
                 "相对位置（T5）只是自注意力中的 s² 张量，两个堆栈都有。论文中的层处处有 dropout，归一化保留 16 位；"
                 "T5 的归一化以 fp32 计算，融合注意力不保留分数。",
             ),
