@@ -59,14 +59,14 @@ def infer(
     quantize: Annotated[
         str | None,
         o.option(
-            "none, fp8, int8, nf4, fp4, int4, gptq, awq: weights in fewer bits. (default: as the configuration says)",
+            "none, fp8, int8, nf4, fp4, int4, gptq, awq, mxfp4: weights in fewer bits. (default: as the configuration says)",
             _RUN,
             "--quantize",
         ),
     ] = None,
     group_size: Annotated[
         int | None,
-        o.option("Inputs that share a scale: 32, 64, 128 (default), -1; int4, gptq, awq.", _RUN, "--group-size"),
+        o.option("Inputs that share a scale: 16 to 1024 (default: 128), -1; int4, gptq, awq.", _RUN, "--group-size"),
     ] = None,
     double_quant: Annotated[
         bool | None, o.option("The scales of nf4 and fp4 are quantised too.", _RUN, "--double-quant/--no-double-quant")

@@ -32,7 +32,9 @@ def architecture_of(report: Report) -> Architecture:
     support = report.model.support
     if support is None or support.architecture is None:
         kind = f"{report.model.name} ({report.model.model_type})"
-        raise InputError(f"--model {kind}: the rule is about decoder-only transformers; allowed: llama-7b, gpt2-xl, …")
+        raise InputError(
+            f"--model {kind}: the rule is about equal layers of attention and an MLP; allowed: llama-7b, gpt2-xl, …"
+        )
     return support.architecture(report.model.program.config)
 
 

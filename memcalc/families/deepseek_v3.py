@@ -63,12 +63,6 @@ class LatentConfig(RouterOutputsConfig, RotaryConfig):
                 f"num_key_value_heads {self.num_key_value_heads} has to be num_attention_heads "
                 f"{self.num_attention_heads}: each head has keys of its own"
             )
-        for name, width in (
-            ("qk_nope_head_dim+qk_rope_head_dim", self.qk_nope_head_dim + self.qk_rope_head_dim),
-            ("v_head_dim", self.v_head_dim),
-        ):
-            if width % 8:
-                raise ValueError(f"{name} {width} is not divisible by 8: no fused attention kernel takes it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +118,13 @@ class DeepseekV3(GroupedSparseLayers):
         self.qk_dim = Dim("qk_head_dim", self.nope_dim.size + self.rope_dim.size)
         self.kv_dim = Dim("(qk_nope_head_dim+v_head_dim)", self.nope_dim.size + self.v_dim.size)
         self.latent_dim = Dim("(kv_lora_rank+qk_rope_head_dim)", self.kv_rank.size + self.rope_dim.size)
+        if self.qk_dim.size % 8 or self.v_dim.size % 8:
+            self.attention_kinds = ("eager",)
+            widths = f"heads of {self.qk_dim.size} dims with values of {self.v_dim.size}"
+            self.notes = (
+                f"{widths}: no fused kernel takes 16-bit rows whose width is no multiple of 8, and sdpa is not modelled with "
+                "them; attention is eager",
+            )
 
     # --- weights
 

@@ -10,6 +10,7 @@ from memcalc.inference import encoded
 from memcalc.inference.caches import DynamicCache, windows_of
 from memcalc.inference.options import DTYPES, Asked, check
 from memcalc.inference.parallel import rank_program, stages_of
+from memcalc.inference.quantised_formats import MXFP4
 from memcalc.inference.quantised_methods import method_of, method_of_config
 from memcalc.inference.refusals import refuse_model
 from memcalc.inference.report import Inferred, Ran
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from memcalc.families.base.program import Program
     from memcalc.inference.weights import Method
+    from memcalc.inputs.gpu import GPU
 
 DEFAULT_NEW_TOKENS: Final = 128
 DEFAULT_PROMPT: Final = 2048
@@ -38,9 +40,10 @@ def infer(model: str | os.PathLike[str] | Mapping[str, Any] | Model | None, **op
         raise InputError("--model: needs a model, such as memcalc infer llama-7b")
     loaded, asked = load_model(model), check(options)
     refuse_model(loaded, asked)
+    loaded.check_step()
     asked = _with_lengths(loaded, asked)
     gpu = None if asked.gpu is None else load_gpu(asked.gpu)
-    inferred = Inferred(loaded, asked, gpu, ran(loaded, asked), method_for(loaded, asked))
+    inferred = Inferred(loaded, asked, gpu, ran(loaded, asked), method_for(loaded, asked, gpu))
     if asked.engine != "transformers":
         from memcalc.inference.serving.served import check_served
 
@@ -48,8 +51,9 @@ def infer(model: str | os.PathLike[str] | Mapping[str, Any] | Model | None, **op
     return inferred
 
 
-def method_for(model: Model, asked: Asked) -> Method | None:
-    """Return how the weights are quantised: as asked, or as the configuration says. Serving engines quantise experts too."""
+def method_for(model: Model, asked: Asked, gpu: GPU | None = None) -> Method | None:
+    """Return how the weights are quantised: as asked, or as the configuration says. Serving engines quantise experts too, and
+    vLLM pads those in MXFP4 for a GPU's kernels."""
     if asked.quantize is None and model.quantization is None:
         if asked.group_size is not None or asked.double_quant:
             return method_of("none", DTYPES[asked.dtype], asked.group_size, double_quant=asked.double_quant)
@@ -61,7 +65,13 @@ def method_for(model: Model, asked: Asked) -> Method | None:
         method = method_of_config(model.quantization, dtype)
     else:
         method = method_of(asked.quantize or "none", dtype, asked.group_size, double_quant=asked.double_quant)
-    return method if method is None or asked.engine == "transformers" else served(method)
+    if method is None or asked.engine == "transformers":
+        return method
+    if asked.engine == "vllm" and gpu is not None and isinstance(method.format, MXFP4):
+        from memcalc.inference.serving.experts_in_mxfp4 import on
+
+        return on(gpu, method)
+    return served(method)
 
 
 def _with_lengths(model: Model, asked: Asked) -> Asked:

@@ -32,8 +32,9 @@ def _of_quantisation(inferred: Inferred, method: Method) -> list[str]:
     return [*out, *method.notes]
 
 
-_PUBLISHED: Final = {"gpt_oss": "mxfp4 (experts)", "deepseek_v3": "fp8"}
-"""The formats in which the best-known checkpoints of a type are published, by their own config.json on the Hub."""
+_PUBLISHED: Final = {"gpt_oss": ("mxfp4 (experts)", "mxfp4"), "deepseek_v3": ("fp8", "fp8")}
+"""The formats in which the best-known checkpoints of a type are published, by their own config.json on the Hub, and the value
+of --quantize that has them."""
 
 
 def _of_the_published(inferred: Inferred) -> list[str]:
@@ -41,9 +42,10 @@ def _of_the_published(inferred: Inferred) -> list[str]:
     published = _PUBLISHED.get(inferred.model.model_type)
     if published is None:
         return []
+    form, quantize = published
     return [
-        f"published checkpoints of a {inferred.model.model_type} are in {published}; this configuration has no "
-        f"quantization_config, so weights are counted in {inferred.asked.dtype}"
+        f"published checkpoints of a {inferred.model.model_type} are in {form}; this configuration has no "
+        f"quantization_config, so weights are counted in {inferred.asked.dtype}: --quantize {quantize} has them as published"
     ]
 
 
@@ -131,7 +133,7 @@ def notes(inferred: Inferred) -> list[str]:
         out += _of_quantisation(inferred, method)
     if asked.engine != "transformers":
         out += _of_engine(inferred)
-    elif inferred.model.quantization is None and asked.quantize is None:
+    if inferred.model.quantization is None and asked.quantize is None:
         out += _of_the_published(inferred)
     out += _of_length(inferred)
     if asked.zero_inference != "none":

@@ -98,7 +98,7 @@ def check(given: Mapping[str, Any]) -> Asked:
         if value is not None and type(value) not in (int, float):
             raise InputError(f"{option_name(name)} {quoted(value)}: allowed: a number from 0 to 1")
     if asked.group_size is not None and type(asked.group_size) is not int:
-        raise InputError(f"--group-size {quoted(asked.group_size)}: allowed: 32, 64, 128, -1")
+        raise InputError(f"--group-size {quoted(asked.group_size)}: allowed: 16, 32, 64, 128, 256, 512, 1024, -1")
     if type(asked.double_quant) is not bool:  # pyright: ignore[reportUnnecessaryComparison]
         raise InputError(f"--double-quant {quoted(asked.double_quant)}: allowed: on, off")
     for name in ("quantize", "gpu", "cuda_graph_memory"):

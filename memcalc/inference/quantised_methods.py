@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from memcalc.core.dtypes import DType
 
-KINDS: Final = ("none", "fp8", "int8", "nf4", "fp4", "int4", "gptq", "awq")
+KINDS: Final = ("none", "fp8", "int8", "nf4", "fp4", "int4", "gptq", "awq", "mxfp4")
 """The values of --quantize."""
-GROUP_SIZES: Final = (32, 64, 128, -1)
+GROUP_SIZES: Final = (16, 32, 64, 128, 256, 512, 1024, -1)
 """The values of --group-size."""
 DEFAULT_GROUP: Final = 128
 _GROUPED: Final = ("int4", "gptq", "awq")
@@ -50,6 +50,8 @@ def method_of(kind: str, dtype: DType, group_size: int | None, *, double_quant: 
             return Method(kind, Packed(4, group, dtype), RULES["compressed-tensors"])
         case "gptq":
             return Method(kind, GPTQ(4, group), RULES["gptq"])
+        case "mxfp4":
+            return Method(kind, MXFP4(), RULES["mxfp4"], ())
         case _:
             return Method(kind, AWQ(4, group), RULES["awq"])
 

@@ -60,6 +60,11 @@ def refuse_model(model: Model, asked: Asked) -> None:
         _refuse_around_zero_inference(asked)
     if asked.cache == "static":
         _refuse_static(model)
+    if asked.quantize == "mxfp4" and model.model_type != "gpt_oss":
+        raise InputError(
+            f"--quantize mxfp4: transformers quantises the experts of a gpt_oss alone, and {model.name} is a "
+            f"{model.model_type}; allowed: none, fp8, int8, nf4, fp4, int4, gptq, awq"
+        )
     if asked.prompt_len == 1 and program.shortest_prompt > 1:
         raise InputError(
             f"--prompt-len 1: fails in transformers with a {model.model_type} whose lru_width is not its hidden_size; "

@@ -36,6 +36,8 @@ DEFAULT_TEXT_TYPES: Final[dict[str, str]] = {
     "paligemma": "gemma",
     "perception_lm": "llama",
     "qwen2_audio": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "shieldgemma2": "gemma3_text",
     "smolvlm": "llama",
     "vibevoice": "qwen2",

@@ -17,6 +17,9 @@ _GIVEN: Final = Words("Given: {facts}.", "已知：{facts}。")
 _LETTER: Final = Words("{letter} = {number} ({words})", "{letter} = {number}（{words}）")
 _SETUP: Final = Words("Setup: {facts}.", "设置：{facts}。")
 _MODEL: Final = Words("{name} with {count:,} parameters", "{name}，{count:,} 个参数")
+_POLICY_AND_VALUE: Final = Words(
+    "{name}, as policy and value model together {count:,} parameters", "{name}，策略模型与价值模型共 {count:,} 个参数"
+)
 _SIZE: Final = Words("a model of {count:,} parameters", "{count:,} 个参数的模型")
 _DIMS: Final = Words(
     "{layers} layers, hidden size {hidden}, {heads} attention heads of {head_dim}, {kv_heads} key-value heads, {mlp} of width "
@@ -87,6 +90,8 @@ def setup_of(report: Report, language: str) -> str:
 def _facts(report: Report, language: str) -> Iterator[str]:
     model, setup = report.model, report.setup
     words = _SIZE if model.name in (None, "", model.model_type) else _MODEL
+    if setup.task == "ppo":
+        words = _POLICY_AND_VALUE
     yield words.said(language, name=model.name, count=model.num_parameters)
     architecture = _architecture(report)
     if architecture is not None:

@@ -254,6 +254,8 @@ def _of_rewards(reward_model: str | None) -> str:
 
 def _of_rollout(report: Report) -> list[str]:
     """Return notes on the phases before a step that trains on generated text."""
+    from memcalc.report.idle_notes import idle_in_rollout
+
     s, rollout = report.setup, report.rollout
     assert rollout is not None and s.completion_len is not None and s.seq_len is not None
     together = s.micro_batch_size * (s.steps_per_generation or 1)
@@ -262,6 +264,7 @@ def _of_rollout(report: Report) -> list[str]:
         f"{s.task}: {together} completions of {s.completion_len} tokens are generated together behind prompts of "
         f"{s.seq_len - s.completion_len} tokens of one length, by transformers (use_vllm=False); before a step: {shown}",
         f"{s.task}: {_of_rewards(s.reward_model)}; time, FLOPs and communication are those of the training step",
+        idle_in_rollout(report),
     ]
     if report.peak_phase == ROLLOUT:
         out.append(f"{s.task}: the highest phase is {rollout.highest.name}, and not the training step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc.report.idle_notes import idle_in_rollout
 from memcalc.tasks.ppo import TRL_OF_PPO
 from memcalc.units import show_bytes
 
@@ -27,6 +28,7 @@ def notes_of_ppo(report: Report) -> list[str]:
         f"prompts of {s.seq_len - s.completion_len} tokens of one length; before the {steps} optimizer steps on them: {shown}",
         "ppo: the trainer keeps the fp32 logits of all responses' tokens from one generation to the next; time, FLOPs and "
         "communication are those of one optimizer step",
+        idle_in_rollout(report),
     ]
     if s.recompute == "full":
         out.append(

@@ -117,6 +117,9 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
             why = "Megatron-DeepSpeed's GPTModel uses the flash-attn package; allowed: flash, eager"
             refuse("attention", options.attention, why)
         return options.attention or "flash"
+    if engine == "megatron" and model.program.caches_latents and "sdpa" not in model.program.attention_kinds:
+        why = f"Megatron's kernels are not modelled for the heads of {model.name}"
+        refuse("engine", "megatron", f"{why}; allowed: none, ddp, fsdp2, deepspeed")
     if engine == "megatron" and options.precision == "fp32":
         if options.attention not in (None, "unfused"):
             refuse(

@@ -58,7 +58,7 @@ def check_ppo(options: Options, engine: str, model: Model) -> None:
         refuse("lora_rank", options.lora_rank, f"{why}; allowed: --gpus 1, or 0")
     if options.cross_entropy not in (None, "eager"):
         refuse("cross_entropy", options.cross_entropy, "PPO's loss takes the logits themselves; allowed: leave it out")
-    if options.clip_grad_norm:
+    if options.clip_grad_norm and engine != "deepspeed":  # whose engine clips by itself
         refuse("clip_grad_norm", True, f"with --task ppo: the trainer of {TRL_OF_PPO} does not clip; allowed: off")
     if options.freeze is not None:
         refuse("freeze", options.freeze, f"with --task ppo {NOT_YET}leave it out")

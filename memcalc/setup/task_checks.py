@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _MODELLED: Final = ("pretrain", *OF_TRL)
 _ENGINES: Final = ("none", "ddp", "deepspeed")
-ENGINES_OF_PPO: Final = ("none", "ddp")
+ENGINES_OF_PPO: Final = ("none", "ddp", "deepspeed")
 _HEAD: Final = "chunked"
 _ALONE: Final[Mapping[str, object]] = {
     "offload_optimizer": "none", "offload_params": "none", "dora": False,

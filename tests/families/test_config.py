@@ -235,7 +235,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "deepseek_v3", "n_group": 256}, "n_group 256 equal groups of 2"),
     ({"model_type": "deepseek_v3", "topk_group": 9}, "topk_group 9"),
     ({"model_type": "deepseek_v3", "num_key_value_heads": 8}, "num_key_value_heads 8"),
-    ({"model_type": "deepseek_v3", "v_head_dim": 20}, "v_head_dim 20"),
     ({"model_type": "deepseek_v2"}, "num_experts_per_tok None"),
     ({"model_type": "deepseek_v2", "num_experts_per_tok": 6}, "moe_intermediate_size 1407"),
     ({"model_type": "deepseek_v2", "topk_method": "noaux_tc"}, "topk_method"),

@@ -34,6 +34,7 @@ def test_letters_with_their_numbers() -> None:
             ("pipeline stages 4", "schedule interleaved", "2 model chunks", "pipeline stage 1 of 4", "micro-batches a step: 8"),
         ),
         ({"recompute": "full", "micro_batch_size": 4, "optimizer": "sgd"}, ("recomputation full", "4 × 2048", "sgd")),
+        ({"task": "ppo"}, ("llama-7b, as policy and value model together 13,345,763,328 parameters",)),
     ],
 )  # fmt: skip
 def test_a_setup(options: dict[str, object], words: tuple[str, ...]) -> None:

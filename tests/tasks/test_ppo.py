@@ -193,11 +193,7 @@ def test_dropout_in_modules_is_switched_off() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "deepspeed": (
-        {"gpus": 2, "zero": 2, "precision": "bf16-mixed"},
-        "--task ppo: with engine deepspeed is not modelled",
-    ),
-    "zero 3": ({"gpus": 2, "zero": 3, "precision": "bf16-mixed"}, "--task ppo: with engine deepspeed"),
+    "zero 3": ({"gpus": 2, "zero": 3, "precision": "bf16-mixed"}, "--task ppo: with --zero 3"),
     "fsdp2": ({"gpus": 2, "engine": "fsdp2"}, "--task ppo: with engine fsdp2"),
     "tensor parallelism": (
         {"gpus": 2, "tp": 2, "engine": "megatron", "precision": "bf16-mixed"},
@@ -226,7 +222,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"lora_rank": 4, "dora": True}, "--dora on: with --task ppo"),
     "offload": (
         {"gpus": 2, "zero": 2, "offload_optimizer": "cpu", "precision": "bf16-mixed"},
-        "--task ppo: with engine deepspeed",
+        "--offload-optimizer cpu: with --task ppo",
     ),
     "recompute op": ({"recompute": "op"}, "--recompute op: with --task ppo"),
 }

@@ -39,7 +39,7 @@ def with_batch(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
         (holdings.step, noted_rows(holdings, model, setup)), key=lambda rows: sum(row.bytes_at(1, 1) for row in rows)
     )
     return holdings._replace(
-        always=(*always, *reward_rows(model, setup)),
+        always=(*always, *reward_rows(model, setup, holdings.buffer_dtype)),
         forward=(*holdings.forward, *batch),
         backward=(*holdings.backward, *batch, *loss),
         step=(*step, *batch, *loss),
@@ -48,15 +48,15 @@ def with_batch(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
     )
 
 
-def reward_rows(model: Model, setup: Setup) -> Iterator[Row]:
-    """Yield the rows of the reward model: of the policy's configuration and dtype, with a score in place of the head."""
+def reward_rows(model: Model, setup: Setup, buffer_dtype: DType | None) -> Iterator[Row]:
+    """Yield the rows of the reward model: of the policy's configuration and dtypes, with a score in place of the head."""
     program: Any = model.whole.program
     kinds = Counter((weight.name, weight.shape) for weight in scoring_weights(program))
     for (name, shape), copies in kinds.items():
         yield Row("parameters", REWARD + name, shape, setup.compute_dtype, copies, "always", "exact", SOURCE)
     buffers = Counter(b._replace(layer=None) for b in after_forward(program.buffers(), setup.seq_len or 0))
     for one, copies in buffers.items():
-        dtype = one.dtype or setup.compute_dtype
+        dtype = one.dtype or buffer_dtype or setup.compute_dtype
         yield Row("buffers", REWARD + one.name, one.shape, dtype, copies, "always", "exact", SOURCE)
 
 

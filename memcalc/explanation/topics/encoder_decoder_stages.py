@@ -126,9 +126,10 @@ TOPIC: Final = Topic(
             ACTIVATIONS,
             saved,
             Words(
-                "T5 saves its relative positions as s² tensors in self-attention alone, which both stacks have, and "
-                "transformers computes its norms in fp32.",
-                "T5 只在自注意力中保存 s² 大小的相对位置张量，两个堆栈都有；transformers 以 fp32 计算其归一化。",
+                "Relative positions (T5) are s² tensors of self-attention alone, which both stacks have. The paper's layers "
+                "have dropout everywhere, and its norms keep 16 bits: T5's run in fp32, and a fused attention keeps no scores.",
+                "相对位置（T5）只是自注意力中的 s² 张量，两个堆栈都有。论文中的层处处有 dropout，归一化保留 16 位；"
+                "T5 的归一化以 fp32 计算，融合注意力不保留分数。",
             ),
         ),
     ),

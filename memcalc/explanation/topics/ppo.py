@@ -64,9 +64,10 @@ TOPIC: Final = Topic(
             FOUR,
             states,
             Words(
-                "The value model and the reward model have a score of one output in place of the head. Buffers, caches and "
-                "activations do not count.",
-                "价值模型和奖励模型用一个单输出的打分层代替输出头。不计缓冲区、缓存和激活值。",
+                "The value model and the reward model have a score of one output in place of the head. ZeRO shards gradients "
+                "and states of the policy and the value model alone. Buffers, caches and activations do not count.",
+                "价值模型和奖励模型用一个单输出的打分层代替输出头。ZeRO 只对策略模型和价值模型的梯度和状态分片。"
+                "不计缓冲区、缓存和激活值。",
             ),
         ),
     ),

@@ -317,7 +317,7 @@ class RotaryConfig(FamilyConfig):
         super().check_step()
         if self.rotary_width % 2:
             width = f"{self.rotary_width} rotated dims of a head (head_dim {self.width_of_head})"
-            raise ValueError(f"{width} are not an even number, which fails in transformers' forward")
+            raise ValueError(f"{width} are not an even number; allowed: a partial_rotary_factor that leaves one")
 
     rotation_is_optional: ClassVar[bool] = False
     """True if a `rope_theta` of null turns the rotation off."""

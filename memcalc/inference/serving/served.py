@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ENGINES: Final = ("transformers", "vllm", "sglang")
 _FP32: Final = 4
+_TOKENS: Final = ("prompt", "(prompt+1)")
+"""The names of a prefill's tokens; gpt-oss joins a sink to them."""
 
 
 class Serving(NamedTuple):
@@ -206,7 +208,8 @@ def _sglang(inferred: Inferred, gpu: GPU) -> Serving:
 
 def profile_peak(inferred: Inferred, tokens: int, sequences: int) -> int:
     """Return the peak of a forward of `tokens` tokens without a cache, as transformers' modules have it, or of the logits of
-    `sequences` of them with a copy in fp32, whichever is more (v1/worker/gpu/model_runner.py, profile_run)."""
+    `sequences` of them with a copy in fp32, whichever is more (v1/worker/gpu/model_runner.py, profile_run). vLLM's kernels make
+    neither scores nor masks, whatever attention transformers has for the family."""
     program, asked = inferred.run.program, inferred.asked
     dtype = DTYPES[asked.dtype]
     limit = program.positions_limit or tokens
@@ -219,10 +222,15 @@ def profile_peak(inferred: Inferred, tokens: int, sequences: int) -> int:
     scale = inferred.scale(batch)
 
     def size(row: StorageRow) -> int:
-        return 0 if row.component in (KV, STATE) else scale.nbytes(row)
+        return 0 if row.component in (KV, STATE) or _is_of_pairs(row) else scale.nbytes(row)
 
     on = On(prefill(program, work, DynamicCache(windows, full)), inferred.stage)
     return max(logits, highest(on, size).nbytes)
+
+
+def _is_of_pairs(row: StorageRow) -> bool:
+    """Tell whether a tensor has a number for each pair of tokens, as scores of attention and masks have."""
+    return sum(dim.name in _TOKENS for dim in row.shape) > 1
 
 
 def _vocabulary(inferred: Inferred) -> int:
