@@ -40,14 +40,22 @@ def as_trained(setup: Setup, backend: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reentrant_checkpoints() -> Iterator[None]:
-    """Let transformers' checkpoints within a block have `use_reentrant=True`."""
-    from memcalc.validate import reference
+    """Let transformers' checkpoints within a block have `use_reentrant=True`. TRL's trainers switch them off for a reference, and
+    on again as their arguments say."""
+    from memcalc.validate import preference, reference
+
+    made, how = preference._trainer, {"use_reentrant": True}
 
     def switch(model: Any, policy: object) -> None:
         assert policy is None, "--recompute op has a context, which these checkpoints cannot have"
-        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.gradient_checkpointing_enable(how)
 
-    with patch.object(reference, "recompute", switch):
+    def trainer(*args: Any) -> Any:
+        one = made(*args)
+        one.args.gradient_checkpointing_kwargs = how
+        return one
+
+    with patch.object(reference, "recompute", switch), patch.object(preference, "_trainer", trainer):
         yield
 
 
@@ -79,7 +87,9 @@ def adapters_of_parameters() -> Iterator[None]:
     (peft/tuners/lora/layer.py, Linear.get_delta_weight). Without peft nothing is changed."""
     try:
         from peft.tuners.lora import layer
-    except Exception:  # the import looks for other packages, which can fail in any way; the run says that peft is missing
+    except (
+        Exception
+    ):  # the import looks for other packages, which can fail in any way; the run says that peft is missing
         yield
         return
     from memcalc.tracing.modules import cast_tensors
