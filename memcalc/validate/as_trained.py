@@ -40,8 +40,8 @@ def as_trained(setup: Setup, backend: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reentrant_checkpoints() -> Iterator[None]:
-    """Let transformers' checkpoints within a block have `use_reentrant=True`. TRL's trainers switch them off for a reference, and
-    on again as their arguments say."""
+    """Let transformers' checkpoints within a block have `use_reentrant=True`. TRL's trainers switch them off for a reference,
+    and on again as their arguments say."""
     from memcalc.validate import preference, reference
 
     made, how = preference._trainer, {"use_reentrant": True}
