@@ -1,6 +1,6 @@
 # pyright: basic
 """What the real code is told, or told otherwise, for setups that the reference step alone does not say: checkpoints that
-re-enter autograd, and adapters of fused experts."""
+re-enter autograd, adapters of fused experts, and flash-attn."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def as_trained(setup: Setup, backend: str) -> Iterator[None]:
                 stack.enter_context(kernels_without_a_graph())
         if setup.lora_rank and backend == "fake":
             stack.enter_context(adapters_of_parameters())
+        if setup.has_flash_attn:
+            from memcalc.validate.flash import built_with_flash_attn, kernels_of_flash_attn
+
+            stack.enter_context(built_with_flash_attn())
+            if backend == "fake":
+                stack.enter_context(kernels_of_flash_attn())
         yield
 
 
