@@ -1,6 +1,6 @@
 # pyright: basic
-"""What the real code is told, or told otherwise, for setups that the reference step alone does not say: checkpoints that
-re-enter autograd, adapters of fused experts, and flash-attn."""
+"""Contexts that tell the real code what the reference step alone does not say: checkpoints that re-enter autograd, adapters of
+fused experts, and flash-attn."""
 
 from __future__ import annotations
 

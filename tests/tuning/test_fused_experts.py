@@ -134,6 +134,14 @@ def test_real_adapters_have_the_dtype_of_their_parameter() -> None:
         ({"zero": 3, "gpus": 2}, "--lora-targets all-linear: an adapter of fused experts with ZeRO-3"),
         ({"engine": "fsdp2", "gpus": 2}, "an adapter of fused experts with engine fsdp2"),
         ({"task": "dpo"}, "--task dpo: with an adapter of fused experts"),
+        (
+            {"lora_targets": "gate", "task": "dpo"},
+            "--task dpo: with an adapter of a router, which is one parameter, is not",
+        ),
+        (
+            {"lora_targets": "gate,q_proj", "dora": True},
+            r"--dora on: peft's adapters of a router \(ParamWrapper\) have none",
+        ),
         ({"recompute": "op"}, "--recompute op: with an adapter of fused experts"),
         ({"reentrant_checkpoints": True, "recompute": "full"}, "--reentrant-checkpoints on: with an adapter of fused"),
         ({"model": "ernie4_5_moe"}, "--lora-targets all-linear: an adapter of gate, which has a module within it,"),
@@ -150,3 +158,11 @@ def test_refused(options: dict[str, Any], named: str) -> None:
     model = MIXTRAL if kind is None else dict(step_cases(kind)[0].fields)
     with pytest.raises(InputError, match=named):
         memcalc.estimate(model, **{"lora_rank": 4, "lora_targets": "all-linear", "seq_len": 16, **options})
+
+
+def test_a_router_alone_is_no_copy_of_experts() -> None:
+    def told(targets: str) -> bool:
+        report = memcalc.estimate(MIXTRAL, lora_rank=4, lora_targets=targets, seq_len=16)
+        return any("keeps a copy of its experts" in note for note in report.to_dict()["notes"])
+
+    assert [told("gate"), told("gate,w2")] == [False, True]
