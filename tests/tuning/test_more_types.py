@@ -57,6 +57,20 @@ def test_a_frame_holds_what_no_graph_does(options: dict[str, Any]) -> None:
     same(run.validate(MEGATRON_BERT, freeze="embeddings", precision="bf16", micro_batch_size=2, seq_len=16, **options))
 
 
+def test_each_stack_looks_up_in_its_own_table() -> None:
+    """Of BART without tied weights: a leaf, and its gradient, of each stack are left behind. Nobody uses the shared table."""
+    (_, case, *_) = step_cases("bart")
+    assert case.fields["tie_word_embeddings"] is False
+    same(run.validate(dict(case.fields), freeze="embeddings", recompute="full", precision="bf16", seq_len=case.seq))
+
+
+def test_a_given_mask_takes_the_place_of_a_mask_of_ones() -> None:
+    """BioGptModel makes a mask of ones if it is given none."""
+    case = step_cases("biogpt")[0]
+    padded = {"padded": True, "recompute": "full", "precision": "bf16"}
+    same(run.validate(dict(case.fields), freeze="embeddings", micro_batch_size=2, seq_len=case.seq, **padded))
+
+
 @pytest.mark.parametrize("family", sorted(OF_MAMBA))
 def test_peft_itself_refuses_all_layers_of_mamba(family: str) -> None:
     fields = dict(step_cases(family)[0].fields)
