@@ -64,9 +64,10 @@ def test_each_stack_looks_up_in_its_own_table() -> None:
     same(run.validate(dict(case.fields), freeze="embeddings", recompute="full", precision="bf16", seq_len=case.seq))
 
 
-def test_a_given_mask_takes_the_place_of_a_mask_of_ones() -> None:
-    """BioGptModel makes a mask of ones if it is given none."""
-    case = step_cases("biogpt")[0]
+@pytest.mark.parametrize("family", ["biogpt", "falcon"])
+def test_a_given_mask_takes_the_place_of_a_mask_of_ones(family: str) -> None:
+    """BioGptModel makes a mask of ones if it is given none, and FalconModel one for its alibi."""
+    case = next(case for case in step_cases(family) if family == "biogpt" or case.fields.get("alibi"))
     padded = {"padded": True, "recompute": "full", "precision": "bf16"}
     same(run.validate(dict(case.fields), freeze="embeddings", micro_batch_size=2, seq_len=case.seq, **padded))
 
