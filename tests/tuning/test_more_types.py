@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cases import step_cases
 from tuning.tuned_weights import weights_of
-from validate.test_fake import same
+from validate.test_fake import T5, same
 
 import memcalc
 from memcalc.tuning.default_targets import OF_MAMBA
@@ -87,3 +87,22 @@ def test_peft_itself_refuses_all_layers_of_mamba(family: str) -> None:
     with quiet(), torch.device("meta"), pytest.raises(ValueError, match="out_proj"):
         model = on_meta(configuration(family, {k: v for k, v in fields.items() if k != "model_type"}))
         peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules="all-linear"))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"lora_rank": 4}, marks=pytest.mark.slow)], ids=["all", "adapters"]
+)
+def test_an_mlp_of_t5_asks_for_its_last_layers_dtype(options: dict[str, Any]) -> None:
+    """So ZeRO-3 waits for that layer's weight first, and the first layer's is the last of those that were gathered ahead."""
+    pytest.importorskip("deepspeed")
+    if options:
+        pytest.importorskip("peft")
+    zero_3 = {
+        "engine": "deepspeed",
+        "zero": 3,
+        "gpus": 4,
+        "param_persistence_threshold": 100,
+        "precision": "bf16-mixed",
+    }
+    model = T5 | {"num_layers": 1, "num_decoder_layers": 1, "d_ff": 88, "vocab_size": 60}
+    same(run.validate(model, micro_batch_size=2, seq_len=32, **zero_3, **options))
