@@ -42,7 +42,7 @@ def model_part(setup: Setup, model: Model) -> Part:
         said.add("attention")
         if setup.attention != model.program.attention_kinds[0]:
             keys["attn_implementation"] = setup.attention
-    if setup.packing and setup.attention == "flash":
+    if setup.has_flash_attn or (setup.packing and setup.attention == "flash"):
         said.add("attention")
         keys["attn_implementation"] = "flash_attention_2"
     return joined(Part(keys, frozenset(said)), _adapters(setup), _quantized(setup))

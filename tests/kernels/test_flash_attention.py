@@ -10,6 +10,7 @@ from cases import step_cases
 from validate.test_fake import LLAMA, MIXTRAL, QWEN3, same
 
 import memcalc
+from memcalc.cli.main import main
 from memcalc.setup.flash_checks import CHECKED
 from memcalc.validate import run
 
@@ -128,3 +129,19 @@ def test_what_is_refused(model: Any, options: dict[str, Any], line: str) -> None
 
 def test_experts_have_it_too() -> None:
     same(run.validate(MIXTRAL, micro_batch_size=1, seq_len=16, **FLASH))
+
+
+def test_training_arguments_name_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "emit",
+        "training-args",
+        "qwen2.5-7b",
+        "--task",
+        "sft",
+        "--attention",
+        "flash",
+        "--precision",
+        "bf16-autocast",
+    ]
+    assert main(words) == 0
+    assert "attn_implementation: flash_attention_2" in capsys.readouterr().out.splitlines()
