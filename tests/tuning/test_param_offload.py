@@ -22,6 +22,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (QWEN3, {**BOTH, "lora_targets": "all-linear", "param_persistence_threshold": 0, "recompute": "full"}),
     (GPT2, {"offload_params": "cpu", "lora_targets": "all-linear", "param_persistence_threshold": 500}),
     (LLAMA, {**BOTH, "lora_bias": "none", "clip_grad_norm": True, "sub_group_size": 3000, "adapter_dtype": "bf16"}),
+    (LLAMA, {**BOTH, "lora_targets": "all-linear", "recompute": "full", "reentrant_checkpoints": True}),
     (LLAMA, {**BOTH, "dora": True, "param_persistence_threshold": 100}),
     (QWEN3, {**BOTH, "modules_to_save": "lm_head", "gpus": 3, "param_persistence_threshold": 100}),
     (LLAMA, {"offload_params": "cpu", "reduce_bucket_size": 2000, "max_live_parameters": 20000}),
@@ -44,7 +45,7 @@ def on_two_places(model: dict[str, Any], report: memcalc.Report) -> Any:
     def tuned(*args: Any) -> Any:
         module = built(*args)
         if setup.recompute == "full":
-            module.gradient_checkpointing_enable({"use_reentrant": False})
+            module.gradient_checkpointing_enable({"use_reentrant": setup.reentrant_checkpoints})
         return tune(module, setup, program)
 
     sizes = {
@@ -90,6 +91,8 @@ def test_the_host_and_what_moves(model: dict[str, Any], options: dict[str, Any])
             pytest.param(options, marks=pytest.mark.slow)
             for options in (
                 {"offload_optimizer": "nvme"},
+                {**BOTH, "recompute": "full", "reentrant_checkpoints": True, "global_batch_size": 8},
+                {"engine": "fsdp2", "offload_params": "cpu", "recompute": "full", "reentrant_checkpoints": True},
                 {"offload_optimizer": "nvme", "offload_params": "nvme", "param_persistence_threshold": 0},
                 {**BOTH, "precision": "fp16-mixed", "dora": True},
                 {**BOTH, "lora_bias": "all", "modules_to_save": "norm", "recompute": "full"},
