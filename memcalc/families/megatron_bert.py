@@ -84,7 +84,9 @@ class MegatronBert(Bert):
         return (m / "encoder.ln").layer_norm(hidden_states)
 
     @module
-    def embeddings(self, m: Module, ids: Tensor, token_types: Tensor) -> Tensor:
+    def embeddings(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, m: Module, ids: Tensor, token_types: Tensor
+    ) -> Tensor:
         run = m.run
         positions = first(run.buffers[f"{m.path}.position_ids"], ONE_DIM, run.seq)
         inputs_embeds = (m / "word_embeddings").embedding(ids)
