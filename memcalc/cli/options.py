@@ -269,7 +269,7 @@ RecomputeLayers = Annotated[
 Attention = Annotated[
     str | None,
     option(
-        "eager, sdpa; with megatron also flash, unfused. (default: sdpa if the model has it; megatron: flash on Ampere and Ada, "
+        "eager, sdpa, flash; with megatron also unfused. (default: sdpa if the model has it; megatron: flash on Ampere and Ada, "
         "unfused in fp32)",
         METHOD,
         "--attention",

@@ -84,7 +84,6 @@ def validate(
         made = recording.run_suite(cases, backend, record, lambda line: print(line, file=sys.stderr), speaks=speaks)
         document: dict[str, Any] = {"schema_version": 1, "cases": made}
     else:
-        _check_reentry(model, given, has_file=has_file)
         try:
             comparison = run.validate(model, backend=backend, **given)
         except InputError:
@@ -104,14 +103,3 @@ def validate(
         import json as library
 
         print(library.dumps(document, indent=1, ensure_ascii=False))
-
-
-def _check_reentry(model: str | None, given: dict[str, Any], *, has_file: bool) -> None:
-    """Raise InputError for checkpoints that re-enter autograd, and for PPO, which the run does not make."""
-    from memcalc import estimate
-    from memcalc.inputs.options import NOT_YET, refuse
-
-    if given.get("reentrant_checkpoints") or (has_file and estimate(model, **given).setup.reentrant_checkpoints):
-        refuse("reentrant_checkpoints", True, f"in a run {NOT_YET}off; memcalc estimate takes it")
-    if given.get("task") == "ppo" or (has_file and estimate(model, **given).setup.task == "ppo"):
-        refuse("task", "ppo", f"in a run {NOT_YET}pretrain, sft, dpo, kto, grpo; memcalc estimate takes it")

@@ -37,6 +37,10 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
         from memcalc.tasks.fine_tuned import packing_of
 
         return over_packed_rows(kernels, setup.attention or "flash", packing_of(setup))
+    if setup.has_flash_attn:
+        from memcalc.kernels.flash_attention import TOKENS, with_flash_attention
+
+        return with_flash_attention(kernels, pads=bool((setup.seq_len or 0) % TOKENS))
     if setup.cp == 1:
         return kernels
     from memcalc.kernels.ulysses import over_ranks

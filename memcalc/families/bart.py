@@ -174,6 +174,11 @@ class Bart(EncoderDecoder):
         """Return the dtype of the loss: the larger of the model's and the buffer's (the head's bias), as they are added."""
         return buffers if any(self.buffers()) and buffers.itemsize > computes.itemsize else computes
 
+    def look_ups_of(self, weight: Weight) -> int:
+        """Return how often a forward looks tokens up in a table. Without tied weights each stack has its own, and nobody uses
+        the shared one."""
+        return self.look_ups if self.config.tie_word_embeddings else int(not weight.name.startswith("model.shared."))
+
     def table(self, root: Module, name: str) -> Module:
         """Return a table of tokens; with tied weights all tables are the same one."""
         return root / ("model.shared" if self.config.tie_word_embeddings else name)

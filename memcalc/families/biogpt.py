@@ -118,7 +118,9 @@ class BioGpt(Program):
         run = m.run
         inputs_embeds = (m / "embed_tokens").scaled_embedding(ids, lambda looked_up: scale(looked_up, "mul"))
         _mask_seq_length = length_so_far(run)
-        attention_mask = new_tensor(run.memory, (run.batch, tokens_of(run)), fp32, "positions that count")
+        attention_mask = run.attention_mask
+        if attention_mask is None:
+            attention_mask = new_tensor(run.memory, (run.batch, tokens_of(run)), fp32, "positions that count")
         mask = causal_mask(run) if run.cache is None else causal_mask_beside_ones(run, attention_mask)
         positions = position_ids(run)
         position_embeds = (m / "embed_positions").embedding(scale(positions, "add"))

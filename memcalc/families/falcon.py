@@ -164,7 +164,9 @@ class Falcon(Bloom):
         inputs_embeds = (m / "word_embeddings").embedding(ids)
         alibi = None
         if self.config.alibi:
-            mask = new_tensor(run.memory, (run.batch, keys_of(run)), int64, "positions that count")
+            mask = run.attention_mask
+            if mask is None:
+                mask = new_tensor(run.memory, (run.batch, keys_of(run)), int64, "positions that count")
             alibi = self.alibi(run, mask)
         positions = position_ids(run)
         causal = causal_mask(run) if run.attention == "eager" else boolean_mask(run)

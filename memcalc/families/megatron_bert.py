@@ -71,7 +71,8 @@ class MegatronBert(Bert):
         attention_mask = run.attention_mask
         if attention_mask is None:
             attention_mask = new_tensor(run.memory, ids.shape, fp32, "positions that count")
-        embedding_output = self.embeddings(m / "embeddings", ids)
+        token_types = new_tensor(run.memory, ids.shape, int64, "token type ids")  # lives as long as this forward
+        embedding_output = self.embeddings(m / "embeddings", ids, token_types)
         mask = causal_mask(run) if self.config.is_decoder else bidirectional_mask(run)
         del attention_mask  # its name is the mask's now
         hidden_states = embedding_output
@@ -83,10 +84,11 @@ class MegatronBert(Bert):
         return (m / "encoder.ln").layer_norm(hidden_states)
 
     @module
-    def embeddings(self, m: Module, ids: Tensor) -> Tensor:
+    def embeddings(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, m: Module, ids: Tensor, token_types: Tensor
+    ) -> Tensor:
         run = m.run
         positions = first(run.buffers[f"{m.path}.position_ids"], ONE_DIM, run.seq)
-        token_types = new_tensor(run.memory, ids.shape, int64, "token type ids")
         inputs_embeds = (m / "word_embeddings").embedding(ids)
         token_type_embeddings = (m / "token_type_embeddings").embedding(token_types)
         embeddings = inputs_embeds + token_type_embeddings

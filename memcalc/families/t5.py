@@ -62,6 +62,12 @@ class T5(EncoderDecoder):
     def decoder_cache(self) -> Decoder:
         return Decoder(self.decoder_layers, self.heads, self.head_dim)
 
+    @property
+    def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
+        """Return the modules that use weights of others: an MLP asks for the dtype of its last layer, which it casts to."""
+        dense = [f"{stack}.block.*.layer.{i}.DenseReluDense" for stack, i in (("encoder", 1), ("decoder", 2))]
+        return tuple((path, f"{path}.wo.weight") for path in dense)
+
     # --- weights
 
     def weights(self) -> Iterator[Weight]:

@@ -44,13 +44,9 @@ def _attention(setup: Setup, model: Model) -> Part:
     """Return the key of the attention. Rows that the script packs, not SFTTrainer, are not known to the file: flash-attn's
     kernels in it keep what sdpa keeps then."""
     first = model.program.attention_kinds[0]
-    if setup.packing and setup.attention == "flash":
-        keys = {"attn_implementation": "flash_attention_2"}
-        return (
-            Part(keys, frozenset({"attention"}))
-            if setup.task == "sft"
-            else Part(keys, frozenset(), {"attention": first})
-        )
+    if setup.has_flash_attn or (setup.packing and setup.attention == "flash"):
+        keys, comes_back = {"attn_implementation": "flash_attention_2"}, setup.packing and setup.task == "sft"
+        return Part(keys, frozenset({"attention"})) if comes_back else Part(keys, frozenset(), {"attention": first})
     if setup.attention not in _ATTENTION:
         return Part({}, frozenset())
     is_named = setup.attention != first or (setup.packing and setup.task != "sft")

@@ -1,4 +1,4 @@
-"""Notes on a frozen base: what of it is not quantised, and what its adapters make whole copies of."""
+"""Notes on a frozen base: what of it is not quantised, what its adapters make whole copies of, and ranks above its widths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def base_notes(report: Report) -> list[str]:
     """Return the notes of a setup with adapters."""
-    return [*_not_quantised(report), *_merged(report)]
+    return [*_not_quantised(report), *_merged(report), *_too_wide(report)]
 
 
 def _not_quantised(report: Report) -> list[str]:
@@ -33,9 +33,26 @@ def _not_quantised(report: Report) -> list[str]:
 
 def _merged(report: Report) -> list[str]:
     adapters = report.model.program.adapters
-    if not isinstance(adapters, LoraAdapters) or not adapters.parameters:
+    if not isinstance(adapters, LoraAdapters) or not adapters.of_experts:
         return []
     keeps = "keeps a copy of its experts with their adapters added until its backward"
     if report.setup.recompute == "none":
         return [f"adapters of experts: each layer {keeps} (--recompute full keeps that of one layer)"]
     return [f"adapters of experts: a recomputed layer {keeps}, one at a time"]
+
+
+def _too_wide(report: Report) -> list[str]:
+    """Return a note on a rank above what the adapted layers have: peft takes it."""
+    adapters, rank = report.model.program.adapters, report.setup.lora_rank
+    if not isinstance(adapters, LoraAdapters):
+        return []
+    widths = {
+        min(call.fan_in.size, call.fan_out.size): path.rpartition(".")[2] for (path, _), call in adapters.calls.items()
+    }
+    if not widths or rank <= min(widths):
+        return []
+    least = min(widths)
+    return [
+        f"adapters: rank {rank} is more than the {least} of {widths[least]}, whose weight has no higher rank: peft takes it, "
+        f"but a rank of {least} there can learn as much"
+    ]

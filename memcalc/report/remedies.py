@@ -64,7 +64,11 @@ def remedies(report: Report) -> list[Remedy]:
 
 def _kernels(report: Report) -> list[Remedy]:
     s = report.setup
-    out = [Remedy("attention", ({"attention": "sdpa"},), of_activations=True)] if s.attention != "sdpa" else []
+    out = (
+        [Remedy("attention", ({"attention": "sdpa"},), of_activations=True)]
+        if s.attention not in ("sdpa", "flash")
+        else []
+    )
     if _logits(report) * 100 > report.peak:
         out += [Remedy("loss", ({"cross_entropy": loss},), of_activations=True) for loss in _lighter_loss(report)]
     if s.kernels == "hf":

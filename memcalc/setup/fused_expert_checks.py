@@ -20,7 +20,8 @@ def check_fused_experts(options: Options, engine: str, model: Model | None) -> N
     adapters: Any = None if model is None else model.program.adapters
     if adapters is None or not adapters.parameters:
         return
-    what, others = "an adapter of fused experts", "or --lora-targets of attention"
+    what = f"an adapter of {'fused experts' if adapters.of_experts else 'a router, which is one parameter,'}"
+    others = "or --lora-targets of attention"
     if engine not in _ENGINES or (engine == "deepspeed" and options.zero == 3):
         how = f"engine {engine}" if engine not in _ENGINES else "ZeRO-3"
         refuse("lora_targets", options.lora_targets, f"{what} with {how} {NOT_YET}--engine ddp, --zero 1, 2, {others}")

@@ -133,11 +133,14 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
         refuse("gpu", options.gpu, f"{why}; allowed: Ampere or newer, or --attention eager, unfused")
     if options.attention is None:
         return "flash" if engine == "megatron" and _takes_flash(options, model) else kinds[0]
+    if options.attention == "flash" and engine != "megatron":
+        from memcalc.setup.flash_checks import check_flash
+
+        check_flash(options, engine, precision_of(options, engine, model), model)
+        return "flash"
     if options.attention not in kinds:
         why = (
-            NOT_YET
-            if options.attention == "flash"
-            else "is a kernel of Transformer Engine (--engine megatron); allowed: "
+            "is a kernel of Transformer Engine (--engine megatron); allowed: "
             if options.attention == "unfused"
             else f"transformers does not offer it for {model.model_type}; allowed: "
         )

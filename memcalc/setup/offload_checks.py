@@ -105,8 +105,5 @@ def _check_deepspeed(name: str, options: Options, model: Model) -> None:
         refuse(name, value, f"with recompute {options.recompute} {NOT_YET}with --recompute none, full")
     if options.base_dtype is not None:
         refuse(name, value, f"with --base-dtype {options.base_dtype} {NOT_YET}none")
-    if options.lora_rank and options.zero == 3:
-        others = "none, or --engine fsdp2" if name == "offload_params" else "--zero 1, 2, or none"
-        refuse(name, value, f"with ZeRO-3 and adapters (--lora-rank {options.lora_rank}) {NOT_YET}{others}")
     if model.program.source:
         refuse(name, value, f"for a {model.model_type}, which is traced, {NOT_YET}none")

@@ -230,6 +230,12 @@ class Setup(NamedTuple):
         return self.engine == "fsdp2" and self.cp > 1
 
     @property
+    def has_flash_attn(self) -> bool:
+        """True if transformers' layers run flash-attn over rows of one length."""
+        of_megatron = self.kernels == "megatron" or self.runs_gpt_model
+        return self.attention == "flash" and not self.packing and not of_megatron
+
+    @property
     def runs_gpt_model(self) -> bool:
         """Tell whether DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel instead of transformers'
         module."""

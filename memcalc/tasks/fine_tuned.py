@@ -6,6 +6,7 @@ import copy
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from memcalc.kernels.flash_attention import TOKENS
 from memcalc.layout.packing import Packing
 
 if TYPE_CHECKING:
@@ -27,18 +28,20 @@ def fine_tuned(model: Model, setup: Setup) -> Model:
     """Return the model as the trainer runs it.
 
     With sdpa the mask of packed rows is a square of all tokens of a micro-batch; what is moved to the host depends on sizes; so
-    does the number of sequences in a row. None of these is a polynomial in batch and seq.
+    does the number of sequences in a row; flash-attn's backward rounds tokens up. None of these is a polynomial in batch and
+    seq.
     """
     from memcalc.inputs.model import Model
 
     rows = packing_of(setup) if setup.packing else None
     offloads, noisy = setup.offload_activations != "none", setup.neftune_alpha is not None
-    key = "fine-tuned", rows, setup.attention, offloads, noisy
+    pads = setup.has_flash_attn and bool((setup.seq_len or 0) % TOKENS)
+    key = "fine-tuned", rows, setup.attention, offloads, noisy, pads
     if key not in model.profiles:
         own: Any = copy.copy(model.program)
         own.packed_rows, own.offloads_activations, own.noisy_embeddings = rows, offloads, noisy
         own.polynomial = own.polynomial and not offloads and (rows is None or setup.attention == "flash")
-        own.polynomial = own.polynomial and setup.lengths is None
+        own.polynomial = own.polynomial and setup.lengths is None and not pads
         made = Model(model.name, model.model_type, own)
         made.tuning, made.whole, made.task = model.tuning, model.whole, model.task
         model.profiles[key] = made

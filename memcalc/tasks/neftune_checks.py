@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.families import FAMILIES
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.tasks.packing_checks import CHECKED
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -14,8 +14,8 @@ _NAME: Final = "neftune_alpha"
 _ENGINES: Final = ("none", "ddp", "deepspeed", "fsdp2")
 _TASKS: Final = ("pretrain", "sft")
 _AXES: Final = ("tp", "pp", "cp", "ep")
-NOISY: Final = (*CHECKED, "gpt2", "gpt_neox", "opt", "phi", "nemotron", "stablelm")
-"""The types whose step with noise is compared with transformers' own hook."""
+NOT_NOISY: Final = ("bart", "gpt_neo", "resnet")
+"""The types with a program whose step with noise does not equal that of transformers' own hook, or that look nothing up."""
 
 
 def check_neftune(options: Options, engine: str, model: Model | None) -> None:
@@ -23,8 +23,8 @@ def check_neftune(options: Options, engine: str, model: Model | None) -> None:
     alpha = options.neftune_alpha
     if model is None:
         refuse(_NAME, alpha, "a number of parameters has no embeddings; allowed: leave it out, or --model")
-    if model.model_type not in NOISY:
-        refuse(_NAME, alpha, f"for a {model.model_type} {NOT_YET}leave it out, or one of {', '.join(NOISY)}")
+    if model.model_type in NOT_NOISY or model.model_type not in FAMILIES or model.program.source:
+        refuse(_NAME, alpha, f"for a {model.model_type} {NOT_YET}leave it out")
     if engine not in _ENGINES:
         refuse(_NAME, alpha, f"with engine {engine} {NOT_YET}with --engine {', '.join(_ENGINES)}")
     if options.task not in _TASKS:

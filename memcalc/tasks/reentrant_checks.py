@@ -16,7 +16,6 @@ _AXES: Final = ("tp", "pp", "cp", "ep")
 _OFF: Final = "off"
 _WITHOUT: Final = {
     "offload_activations": ("none",),
-    "offload_params": ("none",),
     "kernels": (None, "hf"),
     "packing": (False,),
     "quantize": ("none", "nf4", "fp4"),

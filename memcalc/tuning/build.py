@@ -45,11 +45,13 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
     calls, parameters = without_saved(targets.calls, lora.saved), targets.parameters
     if not calls and not parameters:
         refuse("modules_to_save", lora.saved, "leaves no linear layer to have an adapter; allowed: fewer modules")
+    adapters = kind(lora, calls, saved_by(model, lora.saved, calls), parameters)
     for name, value, off in (("lora_dropout", lora.dropout, 0), ("dora", lora.dora, "off")):
         if parameters and value:
-            what = "peft's adapters of fused experts (ParamWrapper) have none"
+            what = (
+                f"peft's adapters of {'fused experts' if adapters.of_experts else 'a router'} (ParamWrapper) have none"
+            )
             refuse(name, value, f"{what}; allowed: {off}, or --lora-targets of attention")
-    adapters = kind(lora, calls, saved_by(model, lora.saved, calls), parameters)
     if tuning.quantization is not None:
         program = quantized(program, model.model_type, tuning.quantization)
     return with_adapters(program, adapters)

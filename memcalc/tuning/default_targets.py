@@ -141,5 +141,12 @@ WITHOUT: Final[Mapping[str, tuple[str, ...]]] = {
 """Names that are no targets, by model type: out_proj is used as a bare weight (peft/tuners/tuners_utils.py,
 mamba_model_types), and these routers are no plain linear layers."""
 
-NOT_ALL: Final = frozenset({"deberta-v2", "hunyuan_v1_moe", "jamba", *(kind for kind in WITHOUT if kind != "gpt_oss")})
+HEADS: Final = frozenset({"lm_predictions.lm_head.dense"})
+"""The paths of layers that `get_output_embeddings` returns, and that are not over the vocabulary: all-linear leaves the head
+out (DebertaV2ForMaskedLM without `legacy`)."""
+
+OF_MAMBA: Final = frozenset(kind for kind, names in WITHOUT.items() if names == ("out_proj",))
+"""The types whose out_proj peft refuses, and all-linear with it."""
+
+NOT_ALL: Final = frozenset({"hunyuan_v1_moe", "jamba", *(kind for kind in WITHOUT if kind != "gpt_oss")})
 """The types for which all-linear is refused by peft, or means other modules than those that are called as linear layers."""

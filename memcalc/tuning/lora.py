@@ -48,6 +48,11 @@ class LoraAdapters:
     )
     """The adapters of single parameters, by their module (`memcalc.tuning.experts`)."""
 
+    @property
+    def of_experts(self) -> bool:
+        """Tell whether experts that are one parameter have an adapter; a router alone is a matrix."""
+        return any(len(adapter.shape) > 2 for own in self.parameters.values() for adapter in own)
+
     def has(self, path: str, layer: int | None) -> bool:
         return (path, layer) in self.calls
 

@@ -8,7 +8,7 @@ from memcalc.errors import one_line
 from memcalc.families.base.linear_modules import linear_modules
 from memcalc.families.base.module import looks_tokens_up
 from memcalc.inputs.options import NOT_YET, refuse
-from memcalc.tuning.default_targets import NOT_ALL, TARGETS, WITHOUT
+from memcalc.tuning.default_targets import HEADS, NOT_ALL, OF_MAMBA, TARGETS, WITHOUT
 from memcalc.tuning.experts import fused_adapters, renamed
 
 if TYPE_CHECKING:
@@ -36,15 +36,18 @@ def adapted_by(model: Model, targets: str, rank: int) -> Targets:
     found = {place: call for place, call in linear_modules(model.program).items() if _name(place) not in without}
     if model.program.layers_share or not any(layer is not None for _, layer in found):
         refuse("lora_rank", rank, f"for the linear layers of a {model.model_type} {NOT_YET}0")
+    if targets == ALL_LINEAR and model.model_type in OF_MAMBA:
+        why = f"peft refuses out_proj of a {model.model_type}, whose weight is used by itself"
+        refuse("lora_targets", targets, f"{why}; allowed: names such as {_some(found)}")
     if targets == ALL_LINEAR and model.model_type in NOT_ALL:
         why = f"for a {model.model_type}, not all of whose linear layers can have an adapter,"
         refuse("lora_targets", targets, f"{why} {NOT_YET}names such as {_some(found)}")
     moved = renamed(model.model_type)
     if targets == ALL_LINEAR and not moved:
-        return Targets({place: call for place, call in found.items() if call.fan_out.name != "vocab"}, {})
+        return Targets({place: call for place, call in found.items() if not _is_head(place, call)}, {})
     if targets == ALL_LINEAR:  # peft takes the last parts of all names for a list
         names = tuple(
-            dict.fromkeys([*(_name(place) for place, call in found.items() if call.fan_out.name != "vocab"), *moved])
+            dict.fromkeys([*(_name(place) for place, call in found.items() if not _is_head(place, call)), *moved])
         )
     else:
         names = _names(model, targets, found)
@@ -84,6 +87,11 @@ def _names(model: Model, targets: str, found: Mapping[Place, LinearCall]) -> tup
         if is_table and any(_matches(table, name) for name in names):
             refuse("lora_targets", targets, f"an adapter of an embedding {NOT_YET}{_some(found)}")
     return names
+
+
+def _is_head(place: Place, call: LinearCall) -> bool:
+    """Tell whether a layer is what transformers calls the output embeddings."""
+    return call.fan_out.name == "vocab" or place[0] in HEADS
 
 
 def _matches(place: Place, name: str) -> bool:

@@ -23,3 +23,18 @@ def test_notes_say_what_fp32_adapters_keep() -> None:
     assert "deepspeed casts all weights to bf16" in note
     assert notes(memcalc.estimate(LLAMA, lora_rank=4, precision="bf16", adapter_dtype="bf16")) == []
     assert notes(memcalc.estimate(LLAMA, precision="bf16")) == []
+
+
+def test_a_rank_above_a_layers_width_is_told() -> None:
+    """peft takes any rank; a weight of 200 × 96 has no higher rank than 96."""
+
+    def notes(rank: int, targets: str) -> list[str]:
+        report = memcalc.estimate(LLAMA, lora_rank=rank, lora_targets=targets, seq_len=16)
+        return [note for note in report.to_dict()["notes"] if "can learn as much" in note]
+
+    assert notes(96, "up_proj") == []
+    assert notes(97, "up_proj") == [
+        "adapters: rank 97 is more than the 96 of up_proj, whose weight has no higher rank: peft takes it, but a rank of 96 "
+        "there can learn as much"
+    ]
+    assert "the 48 of k_proj" in notes(97, "up_proj,k_proj")[0]

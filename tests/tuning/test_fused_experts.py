@@ -3,7 +3,6 @@ step, to the byte."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,29 +18,6 @@ from memcalc.validate import run
 TYPES = sorted(FUSED - NOT_ALL - {"ernie4_5_moe"})  # whose router has a module within it
 LORA: dict[str, Any] = {"lora_rank": 4, "lora_targets": "all-linear", "engine": "none", "precision": "bf16"}
 OF_EXPERTS = {"mixtral": "q_proj,w1,w2,w3", "minimax": "w2", "minimax_m2": "block_sparse_moe.gate,v_proj"}
-
-
-@pytest.fixture(autouse=True)
-def as_on_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """peft casts an adapter to its parameter's dtype with `Module.to`, which leaves tensors without data as they are. And on a
-    CPU alone it multiplies matrices of 16 bits in fp32 (Linear.get_delta_weight, cast_to_fp32)."""
-    if "real" in request.node.name:
-        yield
-        return
-    layer = pytest.importorskip("peft.tuners.lora.layer")
-    from memcalc.tracing.modules import cast_tensors
-
-    def move(self: Any, adapter_name: str, device: Any = None) -> None:
-        for name in self.adapter_layer_names:
-            if adapter_name in getattr(self, name):
-                cast_tensors(getattr(self, name)[adapter_name], self.get_param().dtype)
-
-    def delta(self: Any, adapter: str) -> Any:
-        return (self.lora_B[adapter].weight @ self.lora_A[adapter].weight) * self.scaling[adapter]
-
-    monkeypatch.setattr(layer.ParamWrapper, "_move_adapter_to_device_of_base_layer", move)
-    monkeypatch.setattr(layer.Linear, "get_delta_weight", delta)
-    yield
 
 
 def pefts(fields: dict[str, Any], targets: list[str] | str) -> list[tuple[str, list[int], bool]]:
@@ -158,6 +134,14 @@ def test_real_adapters_have_the_dtype_of_their_parameter() -> None:
         ({"zero": 3, "gpus": 2}, "--lora-targets all-linear: an adapter of fused experts with ZeRO-3"),
         ({"engine": "fsdp2", "gpus": 2}, "an adapter of fused experts with engine fsdp2"),
         ({"task": "dpo"}, "--task dpo: with an adapter of fused experts"),
+        (
+            {"lora_targets": "gate", "task": "dpo"},
+            "--task dpo: with an adapter of a router, which is one parameter, is not",
+        ),
+        (
+            {"lora_targets": "gate,q_proj", "dora": True},
+            r"--dora on: peft's adapters of a router \(ParamWrapper\) have none",
+        ),
         ({"recompute": "op"}, "--recompute op: with an adapter of fused experts"),
         ({"reentrant_checkpoints": True, "recompute": "full"}, "--reentrant-checkpoints on: with an adapter of fused"),
         ({"model": "ernie4_5_moe"}, "--lora-targets all-linear: an adapter of gate, which has a module within it,"),
@@ -174,3 +158,11 @@ def test_refused(options: dict[str, Any], named: str) -> None:
     model = MIXTRAL if kind is None else dict(step_cases(kind)[0].fields)
     with pytest.raises(InputError, match=named):
         memcalc.estimate(model, **{"lora_rank": 4, "lora_targets": "all-linear", "seq_len": 16, **options})
+
+
+def test_a_router_alone_is_no_copy_of_experts() -> None:
+    def told(targets: str) -> bool:
+        report = memcalc.estimate(MIXTRAL, lora_rank=4, lora_targets=targets, seq_len=16)
+        return any("keeps a copy of its experts" in note for note in report.to_dict()["notes"])
+
+    assert [told("gate"), told("gate,w2")] == [False, True]

@@ -9,7 +9,6 @@ from tuning.peft_step import validate
 from validate.test_fake import LLAMA, same
 
 import memcalc
-from memcalc.errors import InputError
 from memcalc.offload.host import totals
 
 OFFLOADED: dict[str, Any] = {
@@ -45,8 +44,3 @@ def test_the_host_has_what_trains_alone() -> None:
     report = memcalc.estimate("llama-7b", engine="deepspeed", gpus=8, zero=2, offload_optimizer="cpu", lora_rank=64)
     trained = report.model.trainable_parameters
     assert 18 * trained <= sum(totals(report.host).values()) <= 36 * trained + 2**30
-
-
-def test_zero_3_is_refused() -> None:
-    with pytest.raises(InputError, match="--offload-optimizer cpu: with ZeRO-3 and adapters"):
-        memcalc.estimate(LLAMA, **OFFLOADED | {"zero": 3})

@@ -248,8 +248,16 @@ class Program:
             if is_leaf and looks_tokens_up(weight.shape):
                 shape, dtype = (run.batch, seq, weight.shape[1]), run.dtype
                 names = ("left behind: embeddings", GRADIENT_LEFT_BEHIND)
-                out += [new_tensor(run.memory, shape, dtype, name) for name in names for _ in range(self.look_ups)]
+                out += [
+                    new_tensor(run.memory, shape, dtype, name)
+                    for name in names
+                    for _ in range(self.look_ups_of(weight))
+                ]
         return out
+
+    def look_ups_of(self, weight: Weight) -> int:
+        """Return how often a forward looks tokens up in a table."""
+        return self.look_ups
 
     def traced_step(self, run: Run) -> int:
         """Run forward and backward in the run's memory, for a module that is traced. Returns the index in the log at
