@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from megatron_functional_tests_apart import REASONS, records_apart
 
