@@ -17,8 +17,8 @@ CublasWorkspaceConfig = Annotated[
 TeWorkspaces = Annotated[
     int | None,
     option(
-        "Transformer Engine's cuBLAS workspaces: 0 with --transformer-impl local, 1, or 5 with grouped products of experts. "
-        "(default: 1; with experts 5)",
+        "Transformer Engine's cuBLAS workspaces: 0 with --transformer-impl local, 1, or 5 with grouped products of experts; "
+        "3 more with --tp-comm-overlap. (default: 1; with experts 5)",
         KNOBS,
         "--te-workspaces",
     ),
