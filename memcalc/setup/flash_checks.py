@@ -28,6 +28,7 @@ CHECKED: Final = (
 def check_flash(options: Options, engine: str, precision: str, model: Model) -> None:
     """Raise InputError for flash-attn with an engine, an axis, a precision or a model that it is not modelled with."""
     from memcalc.kernels.flash_attention import WIDEST
+    from memcalc.kernels.gpus_of_flash import check_gpu
 
     kinds = ", ".join(model.program.attention_kinds)
     if model.model_type not in CHECKED:
@@ -41,6 +42,7 @@ def check_flash(options: Options, engine: str, precision: str, model: Model) -> 
         refuse("padded", True, f"flash-attn drops the padding of each layer, which {NOT_YET}off, or --attention sdpa")
     if precision == "fp32":
         refuse(_NAME, "flash", f"flash-attn takes 16 bits, and precision is fp32; allowed: {kinds}")
+    check_gpu(options)
     if options.prepare_kbit_training:
         why = "flash-attn casts what prepare_model_for_kbit_training has made fp32, which"
         refuse("prepare_kbit_training", True, f"{why} {NOT_YET}off, or --attention sdpa")

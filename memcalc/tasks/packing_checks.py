@@ -42,7 +42,10 @@ def check_packing(options: Options, engine: str, precision: str, model: Model | 
     if options.attention not in (None, "flash", "sdpa"):
         refuse("attention", options.attention, f"with --packing {NOT_YET}flash, sdpa")
     if options.attention != "sdpa":
+        from memcalc.kernels.gpus_of_flash import check_gpu
+
         _check_flash(precision, model)
+        check_gpu(options)
 
 
 def _check_flash(precision: str, model: Model) -> None:

@@ -116,6 +116,8 @@ def test_a_window_needs_no_mask() -> None:
         ("llama-7b", {"engine": "fsdp2", "gpus": 2, "tp": 2}, "--attention flash: with --tp 2 .*allowed: sdpa, eager"),
         ("llama-7b", {"padded": True}, "--padded on: flash-attn drops the padding .*allowed: off, or --attention sdpa"),
         (LLAMA | {"head_dim": 264}, {}, "--attention flash: flash-attn takes heads of up to 256, not 264; allowed: sdpa"),
+        ("llama-7b", {"gpu": "t4"}, "--attention flash: flash-attn needs compute capability 8.0, and t4 has 7.5; allowed: sdpa"),
+        ("llama-7b", {"packing": True, "gpu": "v100-32gb"}, "flash-attn needs compute capability 8.0, and v100-32gb has 7.0"),
         (
             "llama-7b", {"quantize": "nf4", "lora_rank": 4, "prepare_kbit_training": True},
             "--prepare-kbit-training on: flash-attn casts .*allowed: off, or --attention sdpa",
