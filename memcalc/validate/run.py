@@ -12,7 +12,6 @@ from typing import Any, Final
 from memcalc.errors import InputError, one_line
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.report import Report
-from memcalc.validate.as_trained import as_trained, check_task
 from memcalc.validate.checks import BACKENDS, INSTALL, check
 from memcalc.validate.comparison import Comparison, Measured, predicted_memory
 from memcalc.validate.gpus import known
@@ -27,7 +26,6 @@ def validate(model: Any, *, backend: str = "fake", **options: Any) -> Comparison
     OutOfMemoryError through.
     """
     report = estimate(model, **options)
-    check_task(report)
     check_special(report, backend)
     check(report, backend)
     measure = measurer(backend)
@@ -35,8 +33,7 @@ def validate(model: Any, *, backend: str = "fake", **options: Any) -> Comparison
         from memcalc.validate.place import place
 
         report = on_gpu(model, options, place().name)
-    with as_trained(report.setup, backend):
-        return Comparison(report, measure(report), backend)
+    return Comparison(report, measure(report), backend)
 
 
 def measurer(backend: str) -> Callable[[Report], Measured]:

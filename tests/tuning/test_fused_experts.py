@@ -13,7 +13,7 @@ from validate.test_fake import MIXTRAL, same
 import memcalc
 from memcalc.errors import InputError
 from memcalc.tuning.default_targets import FUSED, NOT_ALL
-from memcalc.validate import run
+from memcalc.validate import as_trained
 
 TYPES = sorted(FUSED - NOT_ALL - {"ernie4_5_moe"})  # whose router has a module within it
 LORA: dict[str, Any] = {"lora_rank": 4, "lora_targets": "all-linear", "engine": "none", "precision": "bf16"}
@@ -69,7 +69,7 @@ def weights_of_mixtral(targets: str) -> Any:
 def test_a_step(options: dict[str, Any]) -> None:
     if options.get("engine") == "deepspeed":
         pytest.importorskip("deepspeed")
-    same(run.validate(MIXTRAL, **{**LORA, "seq_len": 16, **options}))
+    same(as_trained.validate(MIXTRAL, **{**LORA, "seq_len": 16, **options}))
 
 
 @pytest.mark.slow
@@ -87,9 +87,11 @@ def test_a_step(options: dict[str, Any]) -> None:
 )
 @pytest.mark.parametrize("family", TYPES)
 def test_families(family: str, options: dict[str, Any]) -> None:
+    if family == "minimax" and options.get("precision") == "bf16-mixed":
+        pytest.skip("refused: its fp32 buffers do not go with DeepSpeed's 16-bit weights")
     for case in step_cases(family)[:2]:
         workload = {"micro_batch_size": case.batch, "seq_len": case.seq}
-        same(run.validate(dict(case.fields), **LORA | workload | options))
+        same(as_trained.validate(dict(case.fields), **LORA | workload | options))
 
 
 @pytest.mark.slow
@@ -111,7 +113,9 @@ def test_families(family: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_more_options(family: str, options: dict[str, Any]) -> None:
     case = step_cases(family)[0]
-    same(run.validate(dict(case.fields), **LORA | {"micro_batch_size": case.batch, "seq_len": case.seq} | options))
+    same(
+        as_trained.validate(dict(case.fields), **LORA | {"micro_batch_size": case.batch, "seq_len": case.seq} | options)
+    )
 
 
 def test_real_adapters_have_the_dtype_of_their_parameter() -> None:

@@ -106,3 +106,13 @@ def test_an_mlp_of_t5_asks_for_its_last_layers_dtype(options: dict[str, Any]) ->
     }
     model = T5 | {"num_layers": 1, "num_decoder_layers": 1, "d_ff": 88, "vocab_size": 60}
     same(run.validate(model, micro_batch_size=2, seq_len=32, **zero_3, **options))
+
+
+@pytest.mark.parametrize("options", [{"lora_rank": 4, "lora_targets": "q_proj"}, {"freeze": "embeddings"}])
+@pytest.mark.parametrize("model_type", ["olmo2", "flex_olmo"])
+def test_autocast_keeps_the_copy_of_embeddings_that_are_a_leaf(model_type: str, options: dict[str, Any]) -> None:
+    """The first product of these layers takes the output of the embeddings itself. It is a leaf that requires a gradient, so
+    autocast casts it once (cached_cast), and has the copy until it ends."""
+    case = step_cases(model_type)[0]
+    workload = {"micro_batch_size": case.batch, "seq_len": case.seq, "recompute": "full", "precision": "bf16-autocast"}
+    same(run.validate(dict(case.fields), **workload, **options))
