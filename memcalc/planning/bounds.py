@@ -213,13 +213,16 @@ class Floors:
         return least
 
     def _whole_gradients(self, layout: Layout, many: int) -> int:
-        """Return the least bytes of the gradients that FSDP2 has whole: of all micro-batches, as it reduces them with the last
-        one, or of a chunk of a pipeline, as it reduces them when the chunk's backward is done."""
+        """Return the least bytes of the gradients that FSDP2 has whole, as it reduces them with the last micro-batch.
+
+        A pipeline of several chunks has those of one at least: in a single round of micro-batches a chunk is reduced before the
+        next one's backward begins.
+        """
         base, piped = self._base, layout.pp > 1
         if layout.engine != "fsdp2" or (not piped and (many == 1 or base.sync_each_micro_batch)):
             return 0
         is_short = base.grad_dtype in _SHORT or (base.grad_dtype is None and base.precision in _SHORT)
-        chunks = layout.virtual_stages if many == 1 else 1
+        chunks = layout.virtual_stages if many < 2 * layout.pp else 1
         return self._sliced(layout, (_HALF if is_short else 2 * _HALF) / chunks)
 
     def _whole_weights(self, layout: Layout, many: int) -> int:

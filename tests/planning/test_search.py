@@ -134,6 +134,18 @@ def test_no_bound_of_a_real_model_is_above_the_exact_number() -> None:
             assert not exact.fits or bound.seconds <= exact.seconds, layout
 
 
+def test_no_bound_of_few_micro_batches_in_chunks_is_above_the_exact_number() -> None:
+    """In one round of micro-batches each chunk's gradients are reduced before the next chunk's backward begins."""
+    question = {"gpus": 4, "engine": "fsdp2", "global_batch_size": 8, "seq_len": 128}
+    evaluator, layouts, _ = every_layout({**SMALL, "num_hidden_layers": 24}, question, "h100-80gb")
+    chunked = [layout for layout in layouts if layout.virtual_stages > 1 and layout.pp * layout.micro_batch_size >= 8]
+    for layout in [layout for layout in chunked if not evaluator.refusal(layout)][::10]:
+        exact = evaluator.exact(layout)
+        for bound in bounds_of(evaluator, layout):
+            assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
+            assert not exact.fits or bound.seconds <= exact.seconds, layout
+
+
 @pytest.mark.parametrize(("config", "engine"), [(SMALL, "fsdp2"), (SMALL, "megatron"), (EXPERTS, "megatron")])
 def test_the_bound_of_layouts_of_the_same_degrees_is_above_none_of_theirs(config: dict[str, Any], engine: str) -> None:
     question = {"gpus": 4, "engine": engine, "global_batch_size": 16, "seq_len": 1024}
