@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.validate import run
+from memcalc.validate import as_trained
 from memcalc.validate.as_trained import kernels_without_a_graph
 
 if TYPE_CHECKING:
@@ -15,4 +15,4 @@ __all__ = ["kernels_without_a_graph", "validated"]
 
 def validated(model: Any, **options: Any) -> Comparison:
     """The estimate of a setup and its real run, side by side."""
-    return run.validate(model, backend="fake", **{"recompute": "full", "reentrant_checkpoints": True} | options)
+    return as_trained.validate(model, backend="fake", **{"recompute": "full", "reentrant_checkpoints": True} | options)

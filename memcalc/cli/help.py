@@ -22,7 +22,7 @@ SHORT: Final = {
     "global_batch_size": "Sequences per step.",
     "optimizer": "adamw (default), sgd, adamw-8bit, ...",
     "recompute": "none (default), full, op, selective.",
-    "attention": "sdpa (default), eager, flash (flash-attn).",
+    "attention": "sdpa (default), eager, flash.",
     "gpu": "Does it fit? A name of `memcalc gpus`, 80GB, auto.",
     "check": "Exit with 1 if it does not fit --gpu.",
     "output": "Write to this file (.json, .csv, .md).",

@@ -9,11 +9,39 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
 from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.validate import run
+from memcalc.validate.suites import model_of, options_of
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
+    from memcalc.validate.comparison import Comparison
+    from memcalc.validate.suites import Case
+
+
+def validate(model: Any, *, backend: str = "fake", **options: Any) -> Comparison:
+    """Estimate a setup, run it as it is trained, and put both side by side. Raises InputError as memcalc.validate.run does."""
+    report = estimate(model, **options)
+    check_task(report)
+    with as_trained(report.setup, backend):
+        return run.validate(model, backend=backend, **options)
+
+
+def outcome(case: Case, backend: str) -> dict[str, Any]:
+    """Return a case of a suite as its record has it. No exception of the case gets out."""
+    try:
+        report = estimate(model_of(case), **options_of(case))
+    except Exception:  # the run fails in the same way, and says how
+        return run.outcome(case, backend)
+    try:
+        check_task(report)
+    except InputError as error:
+        return {"outcome": "refused", "why": str(error)}
+    with as_trained(report.setup, backend):
+        return run.outcome(case, backend)
 
 
 def check_task(report: Report) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from memcalc.errors import InputError, one_line
 from memcalc.inputs.files import read_json_object
 from memcalc.units import MIB, show_bytes
-from memcalc.validate import run
+from memcalc.validate import as_trained, run
 from memcalc.validate.server import Server
 from memcalc.validate.suites import Case, cases_of
 from memcalc.validate.versions import others
@@ -74,7 +74,7 @@ class InThisProcess:
 
     def __enter__(self) -> Callable[[Case], dict[str, Any]]:
         run.measurer(self.backend)
-        return lambda case: run.outcome(case, self.backend)
+        return lambda case: as_trained.outcome(case, self.backend)
 
     def __exit__(self, *_: object) -> None: ...
 

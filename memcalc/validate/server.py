@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from memcalc.errors import InputError
-from memcalc.validate import run
+from memcalc.validate import as_trained, run
 from memcalc.validate.suites import Case
 
 LIMIT: Final = 240
@@ -100,7 +100,7 @@ def serve(backend: str, limit: int, cases: Cases, answers: IO[str]) -> None:
     _forked(lambda: _ready(backend), limit, answers, gone)
     for line in cases:
         case = json.loads(line)
-        _forked(lambda case=case: run.outcome(case, backend), limit, answers, gone)
+        _forked(lambda case=case: as_trained.outcome(case, backend), limit, answers, gone)
 
 
 def _ready(backend: str) -> dict[str, Any]:

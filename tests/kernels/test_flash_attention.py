@@ -12,7 +12,7 @@ from validate.test_fake import LLAMA, MIXTRAL, QWEN3, same
 import memcalc
 from memcalc.cli.main import main
 from memcalc.setup.flash_checks import CHECKED
-from memcalc.validate import run
+from memcalc.validate import as_trained
 
 FLASH: dict[str, Any] = {"attention": "flash", "precision": "bf16"}
 ENGINES: dict[str, dict[str, Any]] = {
@@ -40,19 +40,19 @@ MORE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("seq_len", [32, 128])
 def test_a_step(seq_len: int) -> None:
     """With heads that share keys, of a width that is aligned; 32 tokens are rounded up to 128."""
-    same(run.validate(LLAMA, micro_batch_size=2, seq_len=seq_len, **FLASH))
+    same(as_trained.validate(LLAMA, micro_batch_size=2, seq_len=seq_len, **FLASH))
 
 
 def test_heads_that_are_not_aligned() -> None:
     model = LLAMA | {"head_dim": 20}
-    same(run.validate(model, micro_batch_size=2, seq_len=24, recompute="full", **FLASH))
+    same(as_trained.validate(model, micro_batch_size=2, seq_len=24, recompute="full", **FLASH))
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_engines(engine: str) -> None:
     if engine == "deepspeed":
         pytest.importorskip("deepspeed")
-    same(run.validate(QWEN3, **FLASH | {"micro_batch_size": 2, "seq_len": 32} | ENGINES[engine]))
+    same(as_trained.validate(QWEN3, **FLASH | {"micro_batch_size": 2, "seq_len": 32} | ENGINES[engine]))
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_more(name: str) -> None:
         from tasks.grpo_oracle import import_grpo
 
         import_grpo()
-    same(run.validate(LLAMA, **FLASH | {"micro_batch_size": 2, "seq_len": 32} | options))
+    same(as_trained.validate(LLAMA, **FLASH | {"micro_batch_size": 2, "seq_len": 32} | options))
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_families(family: str, options: dict[str, Any]) -> None:
     for case in step_cases(family)[:3]:
         recompute = options if memcalc.load_model(case.fields).program.recomputes else {**options, "recompute": "none"}
         workload = {"micro_batch_size": case.batch, "seq_len": case.seq}
-        same(run.validate(dict(case.fields), **FLASH | workload | recompute))
+        same(as_trained.validate(dict(case.fields), **FLASH | workload | recompute))
 
 
 def test_a_layer_keeps_what_torchs_own_kernel_does_and_16_bytes_of_state() -> None:
@@ -95,7 +95,7 @@ def test_a_layer_keeps_what_torchs_own_kernel_does_and_16_bytes_of_state() -> No
 def test_a_window_needs_no_mask() -> None:
     """sdpa makes a mask, (batch, 1, seq, seq), where the sequence is longer than the window; the kernel has its own."""
     model = dict(step_cases("mistral")[0].fields) | {"sliding_window": 8}
-    same(run.validate(model, micro_batch_size=2, seq_len=64, **FLASH))
+    same(as_trained.validate(model, micro_batch_size=2, seq_len=64, **FLASH))
     names = [
         {
             item["name"]
@@ -130,7 +130,7 @@ def test_what_is_refused(model: Any, options: dict[str, Any], line: str) -> None
 
 
 def test_experts_have_it_too() -> None:
-    same(run.validate(MIXTRAL, micro_batch_size=1, seq_len=16, **FLASH))
+    same(as_trained.validate(MIXTRAL, micro_batch_size=1, seq_len=16, **FLASH))
 
 
 def test_training_arguments_name_it(capsys: pytest.CaptureFixture[str]) -> None:

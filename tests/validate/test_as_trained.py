@@ -11,7 +11,7 @@ from validate.test_fake import LLAMA, MIXTRAL, same
 
 import memcalc
 from memcalc.cli.main import main
-from memcalc.validate import run
+from memcalc.validate import as_trained
 
 AGAIN: dict[str, Any] = {
     "recompute": "full", "reentrant_checkpoints": True, "precision": "bf16", "seq_len": 16, "micro_batch_size": 2,
@@ -26,9 +26,9 @@ def by_command(model: dict[str, Any], folder: Path, *words: str) -> int:
 
 
 def test_reentrant_checkpoints_are_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    comparison = run.validate(LLAMA, **AGAIN)
+    comparison = as_trained.validate(LLAMA, **AGAIN)
     same(comparison)
-    plain = run.validate(LLAMA, **AGAIN | {"reentrant_checkpoints": None})
+    plain = as_trained.validate(LLAMA, **AGAIN | {"reentrant_checkpoints": None})
     measured = {row.name: row.measured for row in comparison.memory}
     assert measured["peak"] != {row.name: row.measured for row in plain.memory}["peak"]
     assert by_command(LLAMA, tmp_path, "--recompute", "full", "--reentrant-checkpoints", "--json") == 0
@@ -45,17 +45,21 @@ def test_reentrant_checkpoints_of_a_trainer(task: str, options: dict[str, Any]) 
     import_grpo()
     for package in ("peft", "deepspeed"):
         pytest.importorskip(package)
-    same(run.validate(LLAMA, task=task, **AGAIN | ({"precision": "bf16-mixed"} if "zero" in options else {}) | options))
+    same(
+        as_trained.validate(
+            LLAMA, task=task, **AGAIN | ({"precision": "bf16-mixed"} if "zero" in options else {}) | options
+        )
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 8, "lora_targets": "gate"}], ids=["experts", "router"])
 def test_adapters_of_parameters_in_16_bits(options: dict[str, Any]) -> None:
     pytest.importorskip("peft")
-    same(run.validate(MIXTRAL, seq_len=16, **EXPERTS | options))
+    same(as_trained.validate(MIXTRAL, seq_len=16, **EXPERTS | options))
 
 
 def test_ppo_is_refused_by_both_entrances(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(memcalc.InputError, match=r"--task ppo: in a run .*memcalc estimate takes it") as caught:
-        run.validate(LLAMA, task="ppo", seq_len=16, precision="bf16")
+        as_trained.validate(LLAMA, task="ppo", seq_len=16, precision="bf16")
     assert by_command(LLAMA, tmp_path, "--task", "ppo") == 2
     assert str(caught.value) in " ".join(capsys.readouterr().err.split())
