@@ -319,6 +319,10 @@ def _workspaces(a: Arguments) -> dict[str, Value]:
     routed = a.given("--num-experts", ("0",))
     grouped = a.on("--moe-grouped-gemm")
     if a.on(_USER_BUFFERS) and (a.whole(_DEGREES["tp"], 1, 10**6) or 1) > 1:
+        if not a.on("--sequence-parallel"):
+            a.reject(
+                _USER_BUFFERS, "Megatron refuses it without sequence parallelism; allowed: with --sequence-parallel"
+            )
         count = 1 + _USER_BUFFER_STREAMS + (_GROUPED_STREAMS if routed and grouped else 0)
         return out | {"te_workspaces": a.value(_USER_BUFFERS, count)}
     if routed and not grouped:

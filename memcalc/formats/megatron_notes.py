@@ -169,8 +169,8 @@ def _fusions(a: Arguments) -> list[str]:
             notes.append("--no-masked-softmax-fusion: counted as fused; a softmax in fp32 keeps twice as much")
     elif a.on("--deterministic-mode") and not a.given("--attention-backend", ("auto", "fused")):
         notes.append(
-            "--deterministic-mode: before Hopper Transformer Engine has no fused attention in it; flash-attn's is counted, and "
-            "without that package the unfused one runs (--attention unfused)"
+            "--deterministic-mode: on GPUs before Hopper Transformer Engine has no fused attention in it; flash-attn's runs "
+            "there, and without that package the unfused one (--attention unfused)"
         )
     if a.on("--no-overlap-p2p-communication"):
         notes.append("--no-overlap-p2p-communication: sends between virtual stages are timed as overlapped")

@@ -25,7 +25,7 @@ _AXOLOTL: Final = ("base_model", "sequence_len", "base_model_config")
 _LLAMA_FACTORY: Final = ("finetuning_type", "cutoff_len", "freeze_trainable_layers", "quantization_bit")
 _V1: Final = ("dist_config", "kernel_config", "batching_strategy", "quant_config")
 """Keys of LLaMA-Factory's second trainer (USE_V1), whose files have other names for all else too."""
-_SWIFT: Final = ("tuner_type", "rlhf_type", "sft_type", "model_author")
+_SWIFT: Final = ("tuner_type", "train_type", "rlhf_type", "sft_type", "attn_impl", "model_author")
 """Keys of ms-swift alone (swift/arguments), whose other keys are TrainingArguments' with other defaults."""
 _TRAINING: Final = (*BATCH, "gradient_accumulation_steps", *RECOMPUTE, "optim", "max_grad_norm", "bf16", "fp16")
 

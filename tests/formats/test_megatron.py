@@ -232,7 +232,7 @@ def test_the_file_of_deepspeed() -> None:
     [
         ("--tp-comm-overlap", "--tp-comm-overlap: "),
         ("--overlap-grad-reduce", "timed as exposed"),
-        ("--deterministic-mode", "--deterministic-mode: before Hopper"),
+        ("--deterministic-mode", "--deterministic-mode: on GPUs before Hopper"),
         ("--cuda-graph-impl local", "--cuda-graph-impl local: the memory of CUDA graphs is not counted"),
         (
             "--fine-grained-activation-offloading --offload-modules core_attn qkv_linear",

@@ -115,8 +115,10 @@ def check_served(inferred: Inferred) -> None:
         )
     if kv.name == "int8":
         raise InputError(f"--kv-dtype int8: not modelled for {asked.engine}; allowed: auto, fp8, fp8_e5m2")
-    if asked.engine == "vllm" and inferred.gpu is not None and DTYPES[asked.dtype].name == "bf16":
-        vllm.check_computes_bf16(inferred.gpu)
+    if asked.engine == "vllm" and inferred.gpu is not None:
+        vllm.check_computes_quantised(inferred.gpu, asked.quantize or "none", DTYPES[asked.dtype])
+        if DTYPES[asked.dtype].name == "bf16":
+            vllm.check_computes_bf16(inferred.gpu)
     if asked.pp > 1:
         raise InputError(f"--pp {asked.pp}: a pipeline of {asked.engine} is not modelled; allowed: 1")
     layers = vllm.layers_of(inferred.model, asked.engine)

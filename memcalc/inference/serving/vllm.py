@@ -119,6 +119,11 @@ def specs(
     return tuple(_of_layers(model, layers, dtype, kv_dtype, tp, block, page))
 
 
+_OLDEST: Final = {"mxfp4": 8.0, "fp8": 7.5}
+"""The first compute capability of NVIDIA that vLLM takes, by the quantisation of weights
+(model_executor/layers/quantization)."""
+
+
 def layers_of(model: Model, engine: str) -> tuple[CacheLayer, ...]:
     """Return what each layer of a model keeps. Raises InputError for a decoder behind an encoder, which is not modelled here."""
     if not model.program.one_stack:
@@ -142,6 +147,18 @@ def check_computes_bf16(gpu: GPU) -> None:
     if major.isdigit() and int(major) < _AMPERE:
         why = f"vLLM computes in bf16 from compute capability 8.0 up, and {gpu.name} has {gpu.compute_capability}"
         raise InputError(f"--dtype bf16: {why}; allowed: fp16, fp32")
+
+
+def check_computes_quantised(gpu: GPU, quantize: str, dtype: DType) -> None:
+    """Raise InputError for weights that vLLM does not load on a GPU or in a dtype (get_min_capability and
+    get_supported_act_dtypes of its quantization configurations)."""
+    if quantize == "mxfp4" and dtype.name != "bf16":
+        raise InputError(f"--dtype {dtype.name}: vLLM runs weights in mxfp4 in bf16 alone; allowed: bf16")
+    oldest = _OLDEST.get(quantize)
+    found = gpu.compute_capability
+    if oldest is not None and found.replace(".", "").isdigit() and float(found) < oldest:
+        why = f"vLLM loads such weights from compute capability {oldest} up, and {gpu.name} has {found}"
+        raise InputError(f"--quantize {quantize}: {why}; allowed: a newer --gpu, or --quantize none")
 
 
 def rotary_rows(model: Model, dtype: DType) -> tuple[Row, ...]:

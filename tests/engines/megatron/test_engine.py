@@ -268,7 +268,7 @@ def test_flash_attn_keeps_its_output_twice_from_two_sequences_on() -> None:
     ("model", "options", "why"),
     [
         ("deepseek-v3", {"gpus": 8, "ep": 8}, "values as wide as keys"),
-        ("llama-7b", {"engine": "none"}, "not modelled"),
+        ("gemma-2-9b", {"engine": "none"}, "not modelled"),
     ],
 )
 def test_flash_is_refused(model: str, options: dict[str, Any], why: str) -> None:
