@@ -219,7 +219,6 @@ class Constant(Node):
     """
 
     __slots__ = ("grad", "leaf")
-    cast_once = True
 
     def __init__(self, memory: Memory, leaf: Tensor) -> None:
         super().__init__(memory, Node.run, ())  # type: ignore[arg-type]

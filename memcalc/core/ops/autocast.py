@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
+from memcalc.core.autograd import Constant
 from memcalc.core.dtypes import DType, fp32, fp64
 from memcalc.core.tensor import Autocast, Memory, Tensor
 
@@ -40,6 +41,13 @@ _LISTS: Final[Mapping[str, str]] = {
 
 POLICIES: Final[Mapping[str, str]] = {name: policy for policy, names in _LISTS.items() for name in names.split()}
 """The list that an op is on, by torch's name of the op."""
+
+
+class WholeConstant(Constant):
+    """A constant that is no view of another tensor: autocast casts it once, as a weight (cached_cast)."""
+
+    __slots__ = ()
+    cast_once = True
 
 
 def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-from memcalc.core.autograd import Constant, Leaf, Node, no_kernel
+from memcalc.core.autograd import Leaf, Node, no_kernel
 from memcalc.core.checkpoint import checkpoint
+from memcalc.core.ops.autocast import WholeConstant
 from memcalc.core.ops.elementwise import like
 from memcalc.core.ops.embedding import embedding
 from memcalc.core.ops.matmul import conv1d, linear
@@ -194,7 +195,7 @@ class Run:
         """Return the output of the embeddings. If it is to require a gradient and has none, it becomes a leaf
         (enable_input_require_grads). Then it gets its noise."""
         if self.input_require_grads and out.node is None and self.memory.grad_enabled:
-            out.node = Constant(self.memory, out)
+            out.node = WholeConstant(self.memory, out)
             if self.memory.visitor is not None:  # an engine's hook behind the leaf, as before any module's backward
                 out = Tensor(out.storage, out.shape, out.strides, out.dtype, Node(self.memory, _pass, (out,)))
         return noisy(out) if self.noisy_embeddings else out
