@@ -50,8 +50,8 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
         from memcalc.engines.common_statistics import rank_of
 
         return {None: rank_of(model, setup)}
-    tuned = setup.offload_activations != "none" or setup.neftune_alpha is not None
-    if setup.packing or tuned or setup.has_flash_attn:
+    moves, noisy = setup.offload_activations != "none", setup.neftune_alpha is not None
+    if setup.packing or moves or noisy or setup.has_flash_attn:
         from memcalc.tasks.fine_tuned import fine_tuned
 
         return {None: fine_tuned(model, setup)}

@@ -38,9 +38,9 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
 
         return over_packed_rows(kernels, setup.attention or "flash", packing_of(setup))
     if setup.has_flash_attn:
-        from memcalc.kernels.flash_attention import TOKENS, with_flash_attention
+        from memcalc.kernels.flash_attention import rounds_tokens, with_flash_attention
 
-        return with_flash_attention(kernels, pads=bool((setup.seq_len or 0) % TOKENS))
+        return with_flash_attention(kernels, pads=rounds_tokens(setup.seq_len))
     if setup.cp == 1:
         return kernels
     from memcalc.kernels.ulysses import over_ranks

@@ -15,14 +15,15 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.autograd import Node
-from memcalc.core.dims import Dim, plus
+from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32, int64
-from memcalc.core.ops.elementwise import cast, like, recording
+from memcalc.core.ops.elementwise import like, recording
 from memcalc.core.ops.shape import reshape, transpose, view
 from memcalc.core.ops.work import attends, attends_backward
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended, sdpa_attention
 from memcalc.families.base.masks import causal_mask, packed_causal_mask, packed_sequences
+from memcalc.kernels.flash_operands import NAMES, SOURCE, aligned, as_autocast, cut, tiled
 from memcalc.layout.packing import documents
 
 if TYPE_CHECKING:
@@ -31,13 +32,8 @@ if TYPE_CHECKING:
     from memcalc.kernels import Kernels
     from memcalc.layout.packing import Packing
 
-SOURCE: Final = "flash-attn 2.8.3 flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp"
 PADDED_TOKENS: Final = 128
 """The tokens by which the backward's sums are longer for each sequence."""
-WIDEST: Final = 256
-"""The widest head that flash-attn takes."""
-ALIGNED: Final = 8
-"""Heads whose width is no multiple of this are copied into wider ones."""
 
 
 @cache
@@ -61,68 +57,40 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, pac
     """Run flash_attention_forward (integrations/flash_attention.py): (1, heads, tokens, head_dim) -> (1, tokens, heads,
     head_dim). The values of fp32 models under autocast are cast to its dtype."""
     query, key, value = (transpose(x, 1, 2) for x in (q, k, v))
-    query, key, value = _cast(query, key, value)
+    query, key, value = as_autocast(query, key, value)
     query, key, value = (reshape(x, *x.shape[1:]) for x in (query, key, value))
     out = _varlen(query, key, value, packing)
     return view(out, q.shape[0], *out.shape), None
-
-
-def _cast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Run fa_peft_integration_check: fp32 queries, and keys and values with them, in autocast's dtype."""
-    state = q.memory.autocast
-    if q.dtype is not fp32 or state is None or state.dtype is None:
-        return q, k, v
-    return cast(q, state.dtype), cast(k, state.dtype), cast(v, state.dtype)
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
     """Run flash_attn_varlen_func: q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) -> as q."""
     memory = q.memory
     attends(memory, *_sequences(q, k, v, packing), q.dtype)
-    operands = tuple(_aligned(x, name) for x, name in zip((q, k, v), ("queries", "keys", "values"), strict=True))
+    operands = tuple(aligned(x, name) for x, name in zip((q, k, v), ("queries", "keys", "values"), strict=True))
     whole = like(operands[0], "attention output")  # laid out as the queries (empty_like)
     logsumexp = new_tensor(memory, (q.shape[1], q.shape[0]), fp32, "attention logsumexp")
     state = new_tensor(memory, (Dim("2", 2),), int64, "state of the dropout")
-    out = _cut(whole, q.shape)
+    out = cut(whole, q.shape)
     if recording(q, k, v):
         result = Tensor(whole.storage, whole.shape, whole.strides, whole.dtype)
         out.node = Node(memory, _varlen_backward, (q, k, v), (*operands, result, logsumexp, state), packing)
     return out
 
 
-def _aligned(x: Tensor, name: str) -> Tensor:
-    """Return x (tokens, heads, head_dim) if its heads are aligned, else a copy with wider heads."""
-    width = x.shape[2]
-    if not width.size % ALIGNED:
-        return x
-    return new_tensor(
-        x.memory, (*x.shape[:2], plus(width, -width.size % ALIGNED)), x.dtype, f"{name} with aligned heads"
-    )
-
-
-def _cut(x: Tensor, shape: Shape) -> Tensor:
-    """Return `x[..., :head_dim]`, a view if x is wider."""
-    return x if x.shape[2].size == shape[2].size else Tensor(x.storage, shape, x.strides, x.dtype)
-
-
-_NAMES: Final = ("query", "key", "value")
-
-
 def _varlen_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all saved tensors stay until the kernel is done
     q, k, v = saved[:3]
     attends_backward(node.memory, *_sequences(q, k, v, node.context), q.dtype)
-    out = [like(x, f"{name} gradient") for x, name in zip((q, k, v), _NAMES, strict=True)]
-    _grad = _aligned(grads[0], "gradient of the output")
+    out = [like(x, f"{name} gradient") for x, name in zip((q, k, v), NAMES, strict=True)]
+    _grad = aligned(grads[0], "gradient of the output")
     tokens, heads, width = q.shape
     padded = _padded(tokens, node.context.of_each)
-    step = 32 if width.size <= 128 else 64
     _sums = new_tensor(node.memory, (heads, padded), fp32, "attention sums")
-    rounded = plus(width, -width.size % step)
-    _gradient = new_tensor(node.memory, (padded, heads, rounded), fp32, "query gradient in fp32")
+    _gradient = new_tensor(node.memory, (padded, heads, tiled(width)), fp32, "query gradient in fp32")
     if k.shape[1].size != heads.size:
-        _of_heads = [new_tensor(node.memory, q.shape, q.dtype, f"{name} gradient of each head") for name in _NAMES[1:]]
-    return [_cut(x, shape) for x, (shape, _) in zip(out, node.metadata, strict=True)]
+        _of_heads = [new_tensor(node.memory, q.shape, q.dtype, f"{name} gradient of each head") for name in NAMES[1:]]
+    return [cut(x, shape) for x, (shape, _) in zip(out, node.metadata, strict=True)]
 
 
 @lru_cache(maxsize=1024)

@@ -46,9 +46,9 @@ def _too_wide(report: Report) -> list[str]:
     adapters, rank = report.model.program.adapters, report.setup.lora_rank
     if not isinstance(adapters, LoraAdapters):
         return []
-    widths = {
-        min(call.fan_in.size, call.fan_out.size): path.rpartition(".")[2] for (path, _), call in adapters.calls.items()
-    }
+    calls = (((path, _), (call.fan_in, call.fan_out)) for (path, _), call in adapters.calls.items())
+    parameters = ((place, one.shape[-2:]) for place, own in adapters.parameters.items() for one in own)
+    widths = {min(dim.size for dim in shape): path.rpartition(".")[2] for (path, _), shape in (*calls, *parameters)}
     if not widths or rank <= min(widths):
         return []
     least = min(widths)

@@ -27,7 +27,7 @@ CHECKED: Final = (
 
 def check_flash(options: Options, engine: str, precision: str, model: Model) -> None:
     """Raise InputError for flash-attn with an engine, an axis, a precision or a model that it is not modelled with."""
-    from memcalc.kernels.flash_attention import WIDEST
+    from memcalc.kernels.flash_operands import WIDEST
     from memcalc.kernels.gpus_of_flash import check_gpu
 
     kinds = ", ".join(model.program.attention_kinds)

@@ -142,6 +142,8 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
         why = (
             "is a kernel of Transformer Engine (--engine megatron); allowed: "
             if options.attention == "unfused"
+            else f"for heads of this width {NOT_YET}"
+            if model.program.caches_latents
             else f"transformers does not offer it for {model.model_type}; allowed: "
         )
         refuse("attention", options.attention, why + ", ".join(kinds))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-from operator import neg
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from memcalc.core.amounts import amount
@@ -65,8 +64,7 @@ def _levels(run: Trace, sizes: Sequence[int], stands: range) -> list[int]:
         times = 1 + run.middle.more
         of_rows = zip(sizes, run.rows, strict=True)
         sizes = [size * times if row.layer is not None and row.layer in stands else size for size, row in of_rows]
-    changes = [*sizes, *map(neg, reversed(sizes))]  # a free of block i is ~i, the i-th from the end
-    return [0, *accumulate(map(changes.__getitem__, run.log))]
+    return run.alive(sizes)
 
 
 def sizes_of(run: Trace) -> list[int]:

@@ -18,8 +18,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from functools import cached_property
-from itertools import accumulate
-from operator import neg
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 
 from memcalc.core.amounts import bytes_of, undominated
@@ -362,8 +360,7 @@ def profile_of_steps(run: Trace) -> Profile:
         if row.component == "activation":
             times = run.times(row, early) * (1 + run.repeated.more if i in copies else 1)
             sizes[i] = numel(row.shape)[0] * row.dtype.itemsize * times
-    changes = [*sizes, *map(neg, reversed(sizes))]  # a free of block i is ~i, the i-th from the end
-    live = [0, *accumulate(map(changes.__getitem__, run.log))]
+    live = run.alive(sizes)
     places = sorted(place for place in set(run.forward_ends) if place < len(run.log))
     forward_end = max(places, key=live.__getitem__, default=0)
     return Profile(run._replace(forward_end=forward_end))

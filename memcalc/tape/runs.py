@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import neg
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.noted import Noted
@@ -9,6 +11,8 @@ from memcalc.core.tensor import Sent, StorageRow, Streamed, Work
 from memcalc.kernels import TRANSFORMERS, Kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memcalc.core.offloading import Copied
 
 
@@ -73,6 +77,11 @@ class Trace(NamedTuple):
     """The kernels of the ops that multiply no matrices."""
     copied: tuple[Copied, ...] = ()
     """The saved tensors that are copied to the host and back, in a run at the real depth."""
+
+    def alive(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sum of `sizes`, one for each block, of the blocks alive before each place of the log and at its end."""
+        changes = [*sizes, *map(neg, reversed(sizes))]  # a free of block i is ~i, the i-th from the end
+        return [0, *accumulate(map(changes.__getitem__, self.log))]
 
     def turns(self) -> dict[int, range]:
         """Return the middle period that stands for others, by the place in the log from which on it does. That period

@@ -6,7 +6,7 @@ import copy
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from memcalc.kernels.flash_attention import TOKENS
+from memcalc.kernels.flash_attention import rounds_tokens
 from memcalc.layout.packing import Packing
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def fine_tuned(model: Model, setup: Setup) -> Model:
 
     rows = packing_of(setup) if setup.packing else None
     offloads, noisy = setup.offload_activations != "none", setup.neftune_alpha is not None
-    pads = setup.has_flash_attn and bool((setup.seq_len or 0) % TOKENS)
-    key = "fine-tuned", rows, setup.attention, offloads, noisy, pads
+    padded = setup.has_flash_attn and rounds_tokens(setup.seq_len)
+    key = "fine-tuned", rows, setup.attention, offloads, noisy, padded
     if key not in model.profiles:
         own: Any = copy.copy(model.program)
         own.packed_rows, own.offloads_activations, own.noisy_embeddings = rows, offloads, noisy
         own.polynomial = own.polynomial and not offloads and (rows is None or setup.attention == "flash")
-        own.polynomial = own.polynomial and setup.lengths is None and not pads
+        own.polynomial = own.polynomial and setup.lengths is None and not padded
         made = Model(model.name, model.model_type, own)
         made.tuning, made.whole, made.task = model.tuning, model.whole, model.task
         model.profiles[key] = made

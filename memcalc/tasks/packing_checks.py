@@ -50,7 +50,7 @@ def check_packing(options: Options, engine: str, precision: str, model: Model | 
 
 def _check_flash(precision: str, model: Model) -> None:
     """Raise InputError for operands that flash-attn does not take."""
-    from memcalc.kernels.packed_attention import WIDEST
+    from memcalc.kernels.flash_operands import WIDEST
 
     if precision == "fp32":
         why = "flash-attn takes 16 bits, and precision is fp32"

@@ -392,3 +392,9 @@ def test_workspaces_of_transformer_engine(more: str, workspaces: int | None) -> 
     """Its get_cublas_workspace: one for all products, four for grouped ones, and one of three times the size for products with
     user buffers (transformer_engine/pytorch/cpp_extensions/gemm.py)."""
     assert options_of(f"{MODEL} {more}").get("te_workspaces") == workspaces
+
+
+def test_user_buffers_need_sequence_parallelism() -> None:
+    """Megatron-LM asserts it (megatron/training/arguments.py)."""
+    with pytest.raises(InputError, match="--tp-comm-overlap: Megatron refuses it without sequence parallelism"):
+        options_of(f"{MODEL} --tp-comm-overlap --tensor-model-parallel-size 2")

@@ -379,7 +379,7 @@ def test_files_of_others_are_refused() -> None:
     assert "--deepspeed" in refusal({"zero_optimization": {"stage": 3}})
     assert "no key of TrainingArguments" in refusal({"apples": 3})
     assert "v1" in refusal({"model": "gpt2", "dist_config": {"name": "fsdp2"}, "cutoff_len": 10})
-    for key in ("tuner_type", "rlhf_type"):
+    for key in ("tuner_type", "train_type", "rlhf_type", "attn_impl"):
         assert "ms-swift" in refusal({"model": "gpt2", key: "lora", "per_device_train_batch_size": 1})
 
 

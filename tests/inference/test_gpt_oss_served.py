@@ -107,3 +107,22 @@ def test_a_published_format_is_named(engine: str) -> None:
         note = f"--quantize {option} has them as published"
         assert any(note in one for one in memcalc.infer(name, **asked).to_dict()["notes"])
         assert not any(note in one for one in memcalc.infer(name, **asked, quantize=option).to_dict()["notes"])
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "line"),
+    [
+        ("gpt-oss-20b", {"gpu": "a100-80gb", "quantize": "mxfp4", "dtype": "fp16"}, "--dtype fp16: .* in mxfp4 in bf16"),
+        ("gpt-oss-20b", {"gpu": "v100-32gb", "quantize": "mxfp4"}, "--quantize mxfp4: vLLM loads such weights from .* 8.0 up"),
+        ("llama-3-8b", {"gpu": "v100-32gb", "quantize": "fp8", "dtype": "fp16"}, "--quantize fp8: vLLM loads .* 7.5"),
+    ],
+)  # fmt: skip
+def test_what_vllm_does_not_load(model: str, options: dict[str, Any], line: str) -> None:
+    """`get_min_capability` and `get_supported_act_dtypes` of its quantization configurations."""
+    with pytest.raises(memcalc.InputError, match=line):
+        memcalc.infer(model, engine="vllm", **options)
+
+
+def test_what_vllm_loads() -> None:
+    assert memcalc.infer("gpt-oss-20b", engine="vllm", gpu="a100-80gb", quantize="mxfp4").serving
+    assert memcalc.infer("llama-3-8b", engine="vllm", gpu="t4", quantize="fp8", dtype="fp16").serving
