@@ -1,5 +1,5 @@
-"""The operands of flash-attn and what becomes of them, for rows of one length and for packed ones (flash_attn/flash_attn_interface.py,
-csrc/flash_attn/flash_api.cpp). Heads are the last dim but one, and their width is the last."""
+"""The operands of flash-attn and what becomes of them, for rows of one length and for packed ones
+(flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp). Heads are the last dim but one, their width is the last."""
 
 from __future__ import annotations
 
