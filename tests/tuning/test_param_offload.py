@@ -12,7 +12,7 @@ from validate.test_fake import GPT2, LLAMA, QWEN3, same
 import memcalc
 from memcalc.offload.host import totals
 from memcalc.tuning.parts import full_name
-from memcalc.validate import run
+from memcalc.validate.as_trained import validate
 
 ZERO_3: dict[str, Any] = {"engine": "deepspeed", "zero": 3, "gpus": 2, "precision": "bf16-mixed", "lora_rank": 4}
 BOTH: dict[str, Any] = {"offload_params": "cpu", "offload_optimizer": "cpu"}
@@ -104,7 +104,7 @@ def test_the_host_and_what_moves(model: dict[str, Any], options: dict[str, Any])
 def test_a_step(options: dict[str, Any]) -> None:
     pytest.importorskip("peft")
     pytest.importorskip("deepspeed")
-    same(run.validate(LLAMA, micro_batch_size=2, seq_len=32, **ZERO_3 | options))
+    same(validate(LLAMA, micro_batch_size=2, seq_len=32, **ZERO_3 | options))
 
 
 def test_the_host_has_the_frozen_weights_once_and_states_of_the_adapters() -> None:
