@@ -45,7 +45,9 @@ def test_more_of_fsdp2(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("trained", [*EACH, LORA | {"dora": True}, LORA | {"modules_to_save": "norm"}], ids=named)
-@pytest.mark.parametrize("how", [{"zero": 1}, {"zero": 2}, {"zero": 3, "param_persistence_threshold": 10}], ids=named)
+@pytest.mark.parametrize(
+    "how", [{"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3, "param_persistence_threshold": 10}], ids=named
+)
 def test_deepspeed(how: dict[str, Any], trained: dict[str, Any]) -> None:
     same(validate(LLAMA, engine="deepspeed", gpus=4, cp=2, micro_batch_size=2, seq_len=64, **how, **trained))
 

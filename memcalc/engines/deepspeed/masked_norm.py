@@ -28,11 +28,14 @@ def kept_ranges(model: Model) -> Row:
 
 def masked_norm(model: Model) -> list[Row]:
     """Return the rows alive while the mask is made, most at its end: the flat gradient, the ends, their sums, and the
-    mask."""
-    elements, life = model.num_parameters, "within the step"
+    mask. The flat gradient alone if no weight is masked."""
+    elements, life = model.trainable_parameters, "within the step"
     places = Dim("(parameters+1)", elements + 1)
+    flat = _row("temporaries", "gradients flattened in fp32", Dim("parameters", elements), fp32, life)
+    if not _ends(model).size:
+        return [flat]
     return [
-        _row("temporaries", "gradients flattened in fp32", Dim("parameters", elements), fp32, life),
+        flat,
         _row("temporaries", "mask of the norm: signs", _ends(model), fp32, life),
         *(_row("temporaries", f"mask of the norm: {name}", places, fp32, life) for name in ("ends", "sums")),
         _row("temporaries", "mask of the norm", places, boolean, life),
@@ -40,7 +43,11 @@ def masked_norm(model: Model) -> list[Row]:
 
 
 def _ends(model: Model) -> Dim:
-    return Dim("ends", 2 * sum(whole for whole, _ in groupby(model.program.weights(), key=_is_whole)))
+    """Return two ends for every stretch of whole weights among those that the optimizer has."""
+    program = model.program
+    trained = [weight for weight in program.weights() if program.wants_gradient(weight)]
+    masked = [program.gets_gradient(weight) and _is_whole(weight) for weight in trained]
+    return Dim("ends", 2 * sum(whole for whole, _ in groupby(masked)))
 
 
 def _is_whole(weight: Weight) -> bool:
