@@ -11,6 +11,8 @@ from typing import Final
 KIB: Final = 2**10
 MIB: Final = 2**20
 GIB: Final = 2**30
+MICRO: Final = 1e-6
+"""The seconds of a microsecond."""
 
 _BYTES: Final = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from memcalc.inputs.files import read_bundled
 from memcalc.inputs.gpu import GPU, Quantity, named_gpu
+from memcalc.units import MICRO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 FOLDERS: Final = [Path(__file__).with_name("speeds")]
 """The folders with the files of measured speeds."""
 _ASSUMED: Final = "assumed"
-_MICRO: Final = 1e-6
 _TERA: Final = 1e12
 Basis = Literal["measured", "assumed", "given"]
 GIVEN: Final = "as given"
@@ -138,7 +138,7 @@ def _group(content: dict[str, Any]) -> tuple[int, str]:
 
 
 def _bus(content: dict[str, Any]) -> Bus:
-    return Bus(content["latency_us"] * _MICRO, content["gb_per_second"] * 1e9, content["source"])
+    return Bus(content["latency_us"] * MICRO, content["gb_per_second"] * 1e9, content["source"])
 
 
 def _curve(content: dict[str, Any], gpu: GPU | None) -> Curve:

@@ -20,6 +20,7 @@ from memcalc.hardware.cost import Unknown as NoLink
 from memcalc.inference.heights import KV, STATE, On, alive
 from memcalc.layout.collectives import wire_bytes
 from memcalc.timing.kernels import ITEMSIZES, Rates, Unknown, products
+from memcalc.units import MICRO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Sent, StorageRow, Work
     from memcalc.timing.items import Bound
 
-_MICRO: Final = 1e-6
 _TERA: Final = 1e12
 _ROWS: Final = 16
 """The rows of a tile that tensor cores multiply, which each expert's rows fill."""
@@ -215,7 +215,7 @@ def _of_product(part: Part, one: _Gemm, calls: int, run: Run) -> Item | Unknown:
         if computing >= moving
         else f"{nbytes:.4g} B / {bandwidth / 1e9:.0f} GB/s"
     )
-    seconds = calls * (latency.value * _MICRO + max(computing, moving))
+    seconds = calls * (latency.value * MICRO + max(computing, moving))
     formula = f"{calls}·({latency.value:g} µs + {longer})"
     return Item(part, one.name, seconds, bound, calls, formula, run.rates.speed.basis_of(e), e.source)
 
@@ -265,7 +265,7 @@ def _read(part: Part, on: On, run: Run) -> list[Item] | Unknown:
     for component, times, name in ((KV, 1, "keys and values"), (STATE, 2, "recurrent states")):
         nbytes, calls = times * found[component], len(on.stage.layers)
         if nbytes:
-            seconds = calls * wait.value * _MICRO + nbytes / bandwidth
+            seconds = calls * wait.value * MICRO + nbytes / bandwidth
             formula = f"{calls}·{wait.value:g} µs + {nbytes} B / {bandwidth / 1e9:.0f} GB/s"
             out.append(Item(part, name, seconds, "bandwidth", calls, formula, run.rates.speed.basis_of(b), b.source))
     return out
@@ -288,7 +288,7 @@ def _others(part: Part, on: On, gemms: Sequence[_Gemm], run: Run) -> list[Item] 
     else:
         blocks = [run.size(row) for row in _made(on)]
         calls, nbytes = max(0, len(blocks) - len(gemms)), max(0, 2 * sum(blocks) - results)
-    waiting, moving = calls * speed.kernel_latency.value * _MICRO, nbytes / bandwidth
+    waiting, moving = calls * speed.kernel_latency.value * MICRO, nbytes / bandwidth
     bound: Bound = "bandwidth" if moving >= waiting else "latency"
     formula = f"{calls}·{speed.kernel_latency.value:g} µs + {nbytes} B / {bandwidth / 1e9:.0f} GB/s"
     b = speed.memory_efficiency
@@ -309,7 +309,7 @@ def _started(part: Part, items: Sequence[Item], run: Run) -> list[Item]:
     """Return the time that the GPU waits for the CPU."""
     launch = run.rates.speed.launch
     calls = sum(item.calls for item in items)
-    seconds = calls * launch.value * _MICRO - seconds_in(items)
+    seconds = calls * launch.value * MICRO - seconds_in(items)
     if seconds <= 0:
         return []
     formula = f"{calls}·{launch.value:g} µs less the time that the kernels run"

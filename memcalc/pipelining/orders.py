@@ -19,7 +19,7 @@ from memcalc.pipelining.actions import Step
 from memcalc.pipelining.placement import Place, Placement, place, stages
 from memcalc.pipelining.schedules import NAMES, flushes, joined_of, placement_of, schedule_of
 
-_GATHERED_AT_ONCE: Final = 3
+GATHERED_AT_ONCE: Final = 3
 """The most chunks that the runtime keeps gathered (`max_active_stages`)."""
 
 _REPEATS: Final = 3
@@ -111,6 +111,16 @@ _ORDERS = {
 }
 
 
+def _next_chunks(actions: Sequence[Action]) -> list[list[int]]:
+    """Return at each action the chunks that run next, from its own on: as many as are gathered at once."""
+    coming: list[int] = []
+    out: list[list[int]] = []
+    for action in reversed(actions):
+        coming = [action.chunk, *(chunk for chunk in coming if chunk != action.chunk)][:GATHERED_AT_ONCE]
+        out.append(coming)
+    return out[::-1]
+
+
 def lowered(
     actions: Sequence[Action],
     rank: int,
@@ -129,8 +139,7 @@ def lowered(
     gathered: list[int] = []
     done: Counter[int] = Counter()
     out: list[Action] = []
-    for i, action in enumerate(actions):
-        coming = list(dict.fromkeys(a.chunk for a in actions[i:]))[:_GATHERED_AT_ONCE]
+    for action, coming in zip(actions, _next_chunks(actions), strict=True):
         out += [Action("reshard", chunk, None) for chunk in sorted(gathered) if chunk not in coming]
         out += [Action("unshard", chunk, None) for chunk in coming if chunk not in gathered]
         gathered = coming

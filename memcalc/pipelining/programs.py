@@ -10,7 +10,7 @@ its index in the list, a stage's `config.layer_types` holds the stage's own laye
 from __future__ import annotations
 
 import copy
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.families.base.module import Buffer, Module, Run, Weight
@@ -124,12 +124,19 @@ class Stage(Program):
         """Return the weights of a layer of the stage, its adapters among them."""
         if not self.has_frozen:
             return list(self.stage_model.layer_weights(layer))
-        return [weight for weight in self.stage_model.weights() if weight.layer == layer]
+        return [weight for weight in self._weights if weight.layer == layer]
 
     def weights(self) -> Iterator[Weight]:
-        for weight in self.stage_model.weights():
-            if weight.layer is not None or (self.span.first if self._in_embedding(weight.name) else self.span.last):
-                yield weight
+        return iter(self._weights)
+
+    @cached_property
+    def _weights(self) -> tuple[Weight, ...]:
+        span, in_embedding = self.span, self._in_embedding
+        return tuple(
+            weight
+            for weight in self.stage_model.weights()
+            if weight.layer is not None or (span.first if in_embedding(weight.name) else span.last)
+        )
 
     def buffers(self) -> Iterator[Buffer]:
         for buffer in self.stage_model.buffers():
@@ -138,7 +145,7 @@ class Stage(Program):
 
     def _in_embedding(self, name: str) -> bool:
         """Tell whether a weight or a buffer is of the table of tokens, or of a copy of it that trains."""
-        return name.startswith(f"{type(self.stage_model).embedding}.")
+        return _in_embedding(self.stage_model, name)
 
     def input_wants_gradient(self, *, asks: bool) -> bool:
         """Tell whether the hidden states that the stage receives require a gradient: if a weight before them does. `asks`: the
@@ -147,12 +154,7 @@ class Stage(Program):
             return False
         if asks or not self.has_frozen:
             return True
-        whole, start = self.whole_model, self.span.start
-        return any(
-            self._in_embedding(weight.name) if weight.layer is None else weight.layer < start
-            for weight in whole.weights()
-            if whole.wants_gradient(weight)
-        )
+        return _first_trained(self.whole_model) < self.span.start
 
     def backward_from(self, *, asks: bool) -> int | None:
         """Return the first layer of the stage that has a backward; the number of layers if only what is behind them has one,
@@ -170,6 +172,22 @@ class Stage(Program):
         hidden_states = self.stage_model.model(root / "model", given)
         run.memory.enter(run.memory.phase, None)
         return self.stage_model.head(root, hidden_states) if self.span.last else hidden_states
+
+
+def _in_embedding(program: Program, name: str) -> bool:
+    return name.startswith(f"{type(program).embedding}.")
+
+
+@lru_cache(maxsize=16)
+def _first_trained(whole: Program) -> int:
+    """Return the first layer of a model with a weight that trains: -1 for the embeddings, the number of layers for what is
+    behind them or nothing."""
+    places = (
+        (-1 if _in_embedding(whole, weight.name) else whole.layers) if weight.layer is None else weight.layer
+        for weight in whole.weights()
+        if whole.wants_gradient(weight)
+    )
+    return min(places, default=whole.layers)
 
 
 _OF_A_LAYER: Final = ("variant", "layer_kind", "sparse", "layer_weights", "layer_buffers")

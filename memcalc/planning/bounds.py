@@ -18,6 +18,7 @@ from memcalc.core.dims import numel
 from memcalc.errors import InputError
 from memcalc.estimation.report import Report
 from memcalc.estimation.sizing import SizeOnly
+from memcalc.pipelining.orders import GATHERED_AT_ONCE
 from memcalc.pipelining.schedules import NAMES
 from memcalc.planning.alone import Alone, alone_of
 from memcalc.planning.probes import EXACT as _EXACT
@@ -27,6 +28,8 @@ from memcalc.setup.resolved import resolve
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memcalc.families.base.module import Weight
+    from memcalc.families.base.program import Program
     from memcalc.inputs.gpu import GPU
     from memcalc.inputs.model import Model
     from memcalc.inputs.options import Options
@@ -100,15 +103,26 @@ def _measured(
     return sums
 
 
+class Shares(NamedTuple):
+    """The parts of an average rank's states that a rank has at least."""
+
+    trained: float
+    frozen: float
+
+
 class Floors:
     """The bounds that need no run of a layout's own."""
 
     def __init__(self, model: Model, base: Options, gpu: GPU) -> None:
         self._model, self._base, self._gpu = model, base, gpu
         self._parameters = model.trainable_parameters
-        self._states: dict[tuple[str, int, bool, bool], States] = {}
+        self._frozen = sum(_frozen_bytes(model.program, weight) for weight in model.program.weights())
+        self._frozen_codes = sum(
+            _frozen_bytes(model.program, weight) for weight in model.program.weights() if weight.packing is not None
+        )
+        self._states: dict[tuple[str, int, bool, bool | None], States] = {}
         self._alone: dict[tuple[str, str, bool], Alone] = {}
-        self._layers: dict[int, Least] = {}
+        self._layers: dict[tuple[int, bool], Least] = {}
 
     def of_degrees(self, degrees: Degrees) -> Bound:
         """Return the bound of all layouts of some degrees: from the states that are sharded most, and the time with the most and
@@ -117,7 +131,7 @@ class Floors:
         first = degrees.first._replace(
             virtual_stages=chunks, schedule=schedule, shard_group=None, micro_batch_size=degrees.micro_batches[0]
         )
-        states, row = self.states(first, gradients=True)
+        states, row = self._all_states(first, gradients=True)
         alike = (first._replace(recompute=one) for one in degrees.recompute)
         seconds = min(self._seconds(one, self._alone_of(one)) for one in alike)
         return Bound(seconds, states, row)
@@ -125,10 +139,11 @@ class Floors:
     def bound(self, layout: Layout) -> Bound:
         """Return the bound of a layout from the model alone."""
         alone, many = self._alone_of(layout), self._micro_batches(layout)
-        states, row = self.states(layout, gradients=True)
+        states, row = self._all_states(layout, gradients=True)
         whole = self._whole_gradients(layout, many) + self._whole_weights(layout, many)
-        if whole and self.states(layout, gradients=False)[0] + whole > states:
-            states, row = self.states(layout, gradients=False)[0] + whole, "gradients and weights that are whole"
+        whole += self._whole_frozen_weights(layout, many)
+        if whole and self._all_states(layout, gradients=False)[0] + whole > states:
+            states, row = self._all_states(layout, gradients=False)[0] + whole, "gradients and weights that are whole"
         seconds = self._seconds(layout, alone)
         share = layout.micro_batch_size / (layout.tp * layout.cp)
         saved = Least(alone.saved.window * share, alone.saved.layer * share, alone.saved.period)
@@ -141,17 +156,43 @@ class Floors:
         mean = each * (self._base.global_batch_size or 1) / layout.gpus
         return least_of_pipeline(layout, mean, self._micro_batches(layout))
 
+    def _all_states(self, layout: Layout, *, gradients: bool) -> tuple[int, str]:
+        """Return the least bytes of a GPU's model states, frozen weights among them, and the name of the largest."""
+        trained, row = self.states(layout, gradients=gradients)
+        frozen = self._frozen_states(layout)
+        return trained + frozen, row if trained >= frozen else "model states (parameters)"
+
     def states(self, layout: Layout, *, gradients: bool) -> tuple[int, str]:
-        """Return the least bytes of a GPU's model states, and the name of the largest of them."""
+        """Return the least bytes of a GPU's model states of what trains, and the name of the largest of them."""
         key = layout.engine, layout.zero, layout.pp > 1, gradients
         if key not in self._states:
             names = tuple(name for name in _STATES if gradients or name != "gradients")
             self._states[key] = states_of(self._base, *key[:3], components=names)
-        of, parameters = self._states[key], self._parameters
-        split = layout.tp * layout.pp * layout.ep
+        of = self._states[key]
+        return self._on_a_gpu(
+            layout, self._parameters * of.whole, self._parameters * of.sharded
+        ), f"model states ({of.largest})"
+
+    def _frozen_states(self, layout: Layout) -> int:
+        """Return the least bytes of a GPU's frozen weights, which are held and sharded as those that train."""
+        if not self._frozen:
+            return 0
+        key = layout.engine, layout.zero, layout.pp > 1, None
+        if key not in self._states:
+            self._states[key] = states_of(self._base, *key[:3], components=("parameters",))
+        of = self._states[key]
+        each = of.whole + of.sharded
+        if not each:
+            return 0
+        plain = (self._frozen - self._frozen_codes) / _HALF
+        whole, sharded = (part * (plain + self._frozen_codes / each) for part in (of.whole, of.sharded))
+        return self._on_a_gpu(layout, whole, sharded)
+
+    @staticmethod
+    def _on_a_gpu(layout: Layout, whole: float, sharded: float) -> int:
+        """Return the bytes of a GPU, of those of the model: some that a group of ranks shards, and some that it does not."""
         replicas = layout.dp * layout.cp // (layout.shard_group or layout.dp * layout.cp)
-        nbytes = parameters * of.whole / split + parameters * of.sharded * replicas / layout.gpus
-        return int(nbytes * _EXACT), f"model states ({of.largest})"
+        return int((whole / (layout.tp * layout.pp * layout.ep) + sharded * replicas / layout.gpus) * _EXACT)
 
     def _alone_of(self, layout: Layout) -> Alone:
         """Return what the whole model takes for a sequence on one GPU, with a layout's kernels."""
@@ -202,12 +243,16 @@ class Floors:
     def _larger(self, least: Bound, layout: Layout, of: Least, many: int) -> Bound:
         """Return a bound with what the layers save for backward, if that is more. `of`: the bytes that a layer saves."""
         kept, row = self.states(layout, gradients=layout.engine == "megatron")
+        frozen = self._frozen_states(layout)
         if many >= 2 * layout.pp:  # a forward follows the first backward, with as many micro-batches in flight
             kept += self._whole_gradients(layout, many) + self._whole_weights(layout, many)
-        elif layout.pp == 1:
+            frozen += self._whole_frozen_weights(layout, many)
+        elif layout.pp == 1 or layout.zero == 2:
             kept += self._whole_weights(layout, many)
-        for whole, saved in self._saved(layout, of, many):
-            held = int(kept * whole * _EXACT)
+            frozen += self._whole_frozen_weights(layout, many)
+        row = row if kept >= frozen else "model states (parameters)"
+        for shares, saved in self._saved(layout, of, many):
+            held = int((kept * shares.trained + frozen * shares.frozen) * _EXACT)
             if saved and held + saved > least.nbytes:
                 least = least._replace(nbytes=held + saved, row="saved activations" if saved > held else row)
         return least
@@ -228,40 +273,75 @@ class Floors:
     def _whole_weights(self, layout: Layout, many: int) -> int:
         """Return the least bytes of the weights that FSDP2 has gathered at once: ZeRO-2's after forward, and those of a stage
         after a backward that is not the last one."""
-        keeps = layout.engine == "fsdp2" and (layout.zero == 2 or (layout.pp > 1 and many > 1))
-        return self._sliced(layout, _HALF / layout.virtual_stages) if keeps else 0
+        return self._sliced(layout, _HALF * _gathered_part(layout, many))
+
+    def _whole_frozen_weights(self, layout: Layout, many: int) -> int:
+        """Return the least bytes of the frozen weights that FSDP2 has gathered at once: those of layers in which others train,
+        as it gathers no layer below them in backward."""
+        if not self._of_layers(1, trained=True).layer:
+            return 0
+        return int(self._frozen * _gathered_part(layout, many) * _EXACT / (layout.tp * layout.pp * layout.ep))
 
     def _sliced(self, layout: Layout, nbytes: float) -> int:
-        """Return the bytes of an average GPU's slice of all parameters, each of `nbytes`."""
+        """Return the bytes of an average GPU's slice of all parameters that train, each of `nbytes`."""
         return int(nbytes * self._parameters * _EXACT / (layout.tp * layout.pp * layout.ep))
 
-    def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[float, int]]:
-        """Yield for some ranks the share of an average rank's states that they have at least, and the bytes that their layers
-        have saved at once."""
+    def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[Shares, int]]:
+        """Yield for some ranks their shares of an average rank's states, at least, and the bytes that their layers have saved
+        at once."""
         if layout.schedule in NAMES or (layout.pp > 1 and not self._model.program.one_stack):
             # their stages are counted by the estimate alone
             return
         if layout.pp == 1:
-            yield 1.0, int(together([self._model.layers], of.period).least(of))
+            yield Shares(1.0, 1.0), int(together([self._model.layers], of.period).least(of))
             return
-        average, each = self._parameters / layout.pp, self._parameters_of_layers(of.period)
         pipeline = layout.schedule, layout.pp, layout.virtual_stages
         for one in in_flight(self._split(layout), *pipeline, of.period, many):
-            yield min(1.0, one.own.least(each) / average), int(one.saved.least(of))
+            trained, frozen = (
+                min(1.0, one.own.least(self._of_layers(of.period, trained=trained)) * layout.pp / whole)
+                if whole
+                else 0.0
+                for trained, whole in ((True, self._parameters), (False, self._frozen))
+            )
+            yield Shares(trained, frozen), int(one.saved.least(of))
 
-    def _parameters_of_layers(self, period: int) -> Least:
-        """Return the parameters of a layer that train, at least."""
-        if period not in self._layers:
+    def _of_layers(self, period: int, *, trained: bool) -> Least:
+        """Return the parameters of a layer that train, or the bytes of its frozen weights, at least."""
+        key = period, trained
+        if key not in self._layers:
             sizes, program = Counter[int](), self._model.program
             for weight in program.weights():
                 if weight.layer is not None:
-                    sizes[weight.layer] += numel(weight.shape)[0] if program.wants_gradient(weight) else 0
-            self._layers[period] = least_of([sizes[layer] for layer in sorted(sizes)], period)
-        return self._layers[period]
+                    trains = numel(weight.shape)[0] if program.wants_gradient(weight) else 0
+                    sizes[weight.layer] += trains if trained else _frozen_bytes(program, weight)
+            self._layers[key] = least_of([sizes[layer] for layer in sorted(sizes)], period)
+        return self._layers[key]
 
     def _split(self, layout: Layout) -> Split:
         base = self._base
         return Split(self._model.layers, base.first_stage_layers, base.last_stage_layers, layout.engine)
+
+
+def _frozen_bytes(program: Program, weight: Weight) -> int:
+    """Return the least bytes of a frozen weight, in 16 bits or as its codes; 0 for one that trains."""
+    if program.wants_gradient(weight):
+        return 0
+    if weight.packing is None:
+        return _HALF * numel(weight.shape)[0]
+    codes = weight.packing.stored(weight.shape)[0]
+    return numel(codes.shape)[0] * codes.dtype.itemsize
+
+
+def _gathered_part(layout: Layout, many: int) -> float:
+    """Return the part of a stage's weights that FSDP2 has gathered at once, at least.
+
+    ZeRO-2 has gathered them before the first backward, of several chunks those that torch's schedules run next. ZeRO-3 in a
+    pipeline keeps those of a chunk after a backward that is not the last one.
+    """
+    if layout.engine != "fsdp2" or (layout.zero == 3 and (layout.pp == 1 or many == 1)):
+        return 0.0
+    chunks = GATHERED_AT_ONCE if layout.zero == 2 else 1
+    return min(1.0, chunks / layout.virtual_stages)
 
 
 def least_of_pipeline(layout: Layout, mean: float, many: int) -> float:

@@ -12,6 +12,7 @@ from memcalc.timing.kernels import Unknown, products
 from memcalc.timing.places import head_seconds, seconds_by_place
 from memcalc.timing.rank import rank_time
 from memcalc.timing.step import rates_of
+from memcalc.units import MICRO
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -84,9 +85,11 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
             return NO_PROBE
         sums, run = timed.sums, rank.rank.profiles[0].run
         exposed, in_each_layer = _exposed(rank, timed, layout.engine)
-        computing += sums.forward + sums.backward + sums.recomputation + sum(sums.waits) + exposed
-        run, once = _without_reductions(run, report, rates)
-        computing -= once
+        run, once, starting = _without_reductions(run, report, rates)
+        backward = sums.backward + sums.recomputation - once
+        computing += (
+            max(sums.forward, sums.starting_forward) + max(backward, sums.starting_backward - starting) + exposed
+        )
         fused = products([one for one in rank.computed if one.kind == "attention"], rates)
         assert not isinstance(fused, Unknown)
         attention += sum(item.seconds for item in fused)
@@ -100,16 +103,18 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
     return Probe(computing * EXACT, attention, layers, head, saved_of(report))
 
 
-def _without_reductions(run: Trace, report: Report, rates: Rates) -> tuple[Trace, float]:
-    """Return a run without the kernels around FSDP2's reductions, and the seconds of these. A step has them once, however many
-    micro-batches it has."""
+def _without_reductions(run: Trace, report: Report, rates: Rates) -> tuple[Trace, float, float]:
+    """Return a run without the kernels around FSDP2's reductions, the seconds of these, and those that the CPU takes to start
+    them. A step has them once, however many micro-batches it has."""
     early, _, more = run.middle
     rest = run._replace(streamed=tuple(one for one in run.streamed if one.name != _REDUCES))
     reductions = run._replace(streamed=tuple(one for one in run.streamed if one.name == _REDUCES), work=())
     places = seconds_by_place(reductions, report.setup, rates)
     if isinstance(places, Unknown):
-        return rest, 0.0
-    return rest, sum(seconds * (1 + more * (place.layer in early)) for place, seconds in places.items())
+        return rest, 0.0, 0.0
+    many = sum(1 + more * (one.layer in early) for one in reductions.streamed)
+    starting = many * rates.speed.launch.value * MICRO
+    return rest, sum(seconds * (1 + more * (place.layer in early)) for place, seconds in places.items()), starting
 
 
 def _exposed(report: Report, timed: RankTime, engine: str) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.hardware.speed import GIVEN
 from memcalc.timing.items import Bound, Part, Timed
+from memcalc.units import MICRO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from memcalc.inputs.gpu import GPU
 
 _TERA: Final = 1e12
-_MICRO: Final = 1e-6
 _TILE: Final = 128
 _WIDTH: Final = 128
 """The width of heads, where a traced kernel does not tell it."""
@@ -84,7 +84,7 @@ def _product(one: Computed, rates: Rates) -> Timed | Unknown:
         if computing >= moving
         else f"{nbytes:.4g} B / {bandwidth / 1e9:.0f} GB/s"
     )
-    seconds = calls * (latency.value * _MICRO + max(computing, moving))
+    seconds = calls * (latency.value * MICRO + max(computing, moving))
     formula = f"{calls}·({latency.value:g} µs + {longer})"
     return Timed(one.name, _part(one.phase), seconds, 0.0, bound, calls, formula, speed.basis_of(e), e.source)
 
@@ -153,7 +153,7 @@ def streams(moved: Iterable[Moved], rates: Rates) -> list[Timed] | Unknown:
     basis = speed.basis_of(b)
     made: list[Timed] = []
     for one in moved:
-        waiting, moving = one.calls * wait.value * _MICRO, one.nbytes / bandwidth
+        waiting, moving = one.calls * wait.value * MICRO, one.nbytes / bandwidth
         formula = f"{one.calls}·{wait.value:g} µs + {one.nbytes} B / {bandwidth / 1e9:.0f} GB/s"
         bound: Bound = "bandwidth" if moving >= waiting else "latency"
         made.append(

@@ -22,6 +22,7 @@ from memcalc.estimation.compute import Computed
 from memcalc.optimizers import Optimizer, Parameter, load_optimizer
 from memcalc.timing.items import Timed
 from memcalc.timing.kernels import ITEMSIZES, Rates, Unknown, products
+from memcalc.units import MICRO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 _SOURCE: Final = "the optimizer's step(): each op reads its operands and writes its result once"
-_MICRO: Final = 1e-6
 
 
 class Kernels(NamedTuple):
@@ -158,7 +158,7 @@ def _computed(work: Work, calls: int) -> Computed:
 def _moved(name: str, nbytes: int, kernels: int, bandwidth: float, rates: Rates) -> Timed:
     wait = rates.speed.kernel_latency.value
     formula = f"{kernels}·{wait:g} µs + {nbytes} B / {bandwidth / 1e9:.0f} GB/s"
-    seconds = kernels * wait * _MICRO + nbytes / bandwidth
+    seconds = kernels * wait * MICRO + nbytes / bandwidth
     basis = rates.speed.basis_of(rates.speed.memory_efficiency)
     return Timed(name, "optimizer", seconds, 0.0, "bandwidth", kernels, formula, basis, _SOURCE)
 

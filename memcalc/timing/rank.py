@@ -12,6 +12,7 @@ from memcalc.timing.items import Timed
 from memcalc.timing.kernels import Unknown, products, streams
 from memcalc.timing.moved_activations import moved_activations
 from memcalc.timing.schedule import Turn
+from memcalc.units import MICRO
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from memcalc.tape.profile import Profile
     from memcalc.timing.kernels import Rates
 
-_MICRO: Final = 1e-6
 _PHASES: Final = ("forward", "backward", "recomputation")
 
 
@@ -96,7 +96,7 @@ def _of_profile(report: Report, profile: Profile, rates: Rates) -> list[Timed] |
 def _sums(items: list[Timed], rates: Rates) -> Sums:
     seconds = {part: sum(item.seconds for item in items if item.part == part) for part in _PHASES}
     calls = {part: sum(item.calls for item in items if item.part == part) for part in _PHASES}
-    start = rates.speed.launch.value * _MICRO
+    start = rates.speed.launch.value * MICRO
     return Sums(
         seconds["forward"],
         seconds["backward"],

@@ -146,6 +146,16 @@ def test_no_bound_of_few_micro_batches_in_chunks_is_above_the_exact_number() -> 
             assert not exact.fits or bound.seconds <= exact.seconds, layout
 
 
+def test_no_bound_of_many_short_kernels_is_above_the_exact_number() -> None:
+    """The CPU starts FSDP2's reductions once in a step, however many micro-batches there are."""
+    config = SMALL | {"num_hidden_layers": 12, "hidden_size": 1024, "intermediate_size": 2816}
+    question = {"gpus": 8, "engine": "fsdp2", "global_batch_size": 8, "seq_len": 2048, "precision": "bf16"}
+    evaluator, layouts, _ = every_layout(config, question, "h100-80gb")
+    several = [one for one in layouts if (one.pp, one.cp, one.tp, one.zero, one.recompute) == (1, 4, 2, 2, "none")]
+    for layout in [one for one in several if not evaluator.refusal(one)]:
+        assert evaluator.probed(layout).seconds <= evaluator.exact(layout).seconds, layout
+
+
 @pytest.mark.parametrize(("config", "engine"), [(SMALL, "fsdp2"), (SMALL, "megatron"), (EXPERTS, "megatron")])
 def test_the_bound_of_layouts_of_the_same_degrees_is_above_none_of_theirs(config: dict[str, Any], engine: str) -> None:
     question = {"gpus": 4, "engine": engine, "global_batch_size": 16, "seq_len": 1024}

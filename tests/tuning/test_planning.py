@@ -43,3 +43,24 @@ def test_no_bound_is_above_the_exact_number(trained: dict[str, Any]) -> None:
         for bound in (evaluator.floor(layout), evaluator.probed(layout), evaluator.sent(layout)):
             assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
             assert not exact.fits or bound.seconds <= exact.seconds, layout
+
+
+@pytest.mark.parametrize(("trained", "itemsize"), [({"lora_rank": 8}, 2), ({"lora_rank": 8, "quantize": "nf4"}, 0.5)])
+def test_the_bound_of_the_states_has_the_frozen_weights(trained: dict[str, Any], itemsize: float) -> None:
+    """A rank of DDP has all of them, and one of ZeRO-3 its share; at the bottom of both is the size that is stored."""
+    found, layouts, fixed = every_layout("llama-7b", {"gpus": 4, "global_batch_size": 16, "seq_len": 1024} | trained)
+    base = base_of(fixed, found.model)
+    evaluator = Evaluator(tasked(found.model, base), base, fixed)
+    linear = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    seen: set[str] = set()
+    for layout in layouts:
+        if (
+            layout.dp == 4
+            and (layout.engine, layout.zero) in (("ddp", 0), ("deepspeed", 3))
+            and not evaluator.refusal(layout)
+        ):
+            least = evaluator.floor(layout).nbytes
+            assert least > itemsize * linear / (4 if layout.zero == 3 else 1)
+            assert least + outside_of(layout) <= evaluator.exact(layout).nbytes
+            seen.add(layout.engine)
+    assert seen == {"ddp", "deepspeed"}
