@@ -29,9 +29,11 @@ from record_files import (
 from record_sources import changed_oracles, digest_of, run_by, write_digests
 from records import Mode, Records, key_of
 
-TIMES_THE_SAMPLE = {"live": 1.0, "slow": 4.0}
-"""A marker -> how many times the sample's share of its tests a default run has: 1 % and 4 %. A run for drift, whose share is
-that of `--drift`, has all that are `live`, and of those that are `slow` as many times its own share: 40 % with `--drift 10`."""
+SHARED = ("live", "slow")
+"""The markers of whose tests a default run has the sample's share: 1 %."""
+SLOW_OF_DRIFT = 4.0
+"""A run for drift, whose share is that of `--drift`, has all tests that are `live`, and of those that are `slow` so many times
+its own share: 40 % with `--drift 10`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -137,7 +139,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             own.asked.setdefault(oracle, set()).add(key)
         pytest.skip("passed in the last default run, and no oracle would run live")
     for name in _shared(own):
-        if item.get_closest_marker(name) and not own.chosen(item.nodeid, TIMES_THE_SAMPLE[name]):
+        if item.get_closest_marker(name) and not own.chosen(item.nodeid, _times(own)):
             asks = _may_ask(item.path, own.folder) if own.mode is Mode.LIVE else frozenset[str]()
             if not asks & (own.changed or frozenset()):
                 own.left_out |= asks
@@ -153,8 +155,13 @@ def _may_ask(test: Path, folder: Path) -> frozenset[str]:
 def _shared(own: Records) -> tuple[str, ...]:
     """Return the markers of whose tests a run has a share; one for drift has all that may ask for a changed oracle."""
     if own.mode is Mode.SAMPLE:
-        return tuple(TIMES_THE_SAMPLE)
+        return SHARED
     return ("slow",) if own.mode is Mode.LIVE and own.changed is not None else ()
+
+
+def _times(own: Records) -> float:
+    """Return how many times a run's own share it has of the tests of a marker."""
+    return 1.0 if own.mode is Mode.SAMPLE else SLOW_OF_DRIFT
 
 
 @pytest.hookimpl(wrapper=True)

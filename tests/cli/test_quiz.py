@@ -200,7 +200,11 @@ def on_a_terminal(keys: list[bytes | int]) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), written.decode()
 
 
-@pytest.mark.parametrize("last", [signal.SIGINT, b"\x03", b"\x04", b"q\n"], ids=["SIGINT", "Ctrl-C", "Ctrl-D", "q"])
+@pytest.mark.parametrize(
+    "last",
+    [b"\x03", *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, b"\x04", b"q\n"))],
+    ids=["Ctrl-C", "SIGINT", "Ctrl-D", "q"],
+)
 def test_it_ends_cleanly(last: bytes | int) -> None:
     status, written = on_a_terminal([b"?\n", b"\n", last])
     assert status == 0

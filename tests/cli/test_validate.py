@@ -27,6 +27,7 @@ def test_a_table(capsys: pytest.CaptureFixture[str], config: str) -> None:
     assert "every row of memory is exact" in ran.stdout
 
 
+@pytest.mark.slow
 def test_one_of_torchruns_ranks_speaks(
     capsys: pytest.CaptureFixture[str], config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +75,7 @@ def test_a_run_that_fails_is_a_line(
     check_refused(here(capsys, "validate", "-m", config), words)
 
 
-@pytest.mark.parametrize("columns", [50, 60, 80, 200])
+@pytest.mark.parametrize("columns", [60, *(pytest.param(n, marks=pytest.mark.slow) for n in (50, 80, 200))])
 def test_names_are_not_cut_at_any_width(
     capsys: pytest.CaptureFixture[str], config: str, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:

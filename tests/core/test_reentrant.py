@@ -43,10 +43,15 @@ def named(options: Mapping[str, Any]) -> str:
     ("model", "options"),
     [
         (DEEP, BF16),
-        (GPT2, {"precision": "bf16", "padded": True, "attention": "eager"}),
-        (T5, {"precision": "bf16-autocast", "attention": "eager"}),
-        (LLAMA, {"precision": "bf16", "quantize": "nf4", **ADAPTED}),
-        (LLAMA, {**SHARED, **ADAPTED}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (GPT2, {"precision": "bf16", "padded": True, "attention": "eager"}),
+                (T5, {"precision": "bf16-autocast", "attention": "eager"}),
+                (LLAMA, {"precision": "bf16", "quantize": "nf4", **ADAPTED}),
+                (LLAMA, {**SHARED, **ADAPTED}),
+            )
+        ),
     ],
     ids=["llama", "gpt2", "t5", "adapters over 4 bits", "adapters on ZeRO-3"],
 )

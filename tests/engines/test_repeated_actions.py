@@ -52,7 +52,11 @@ def estimated(config: dict[str, Any], options: dict[str, Any], pp: int = 4, many
 
 
 @pytest.mark.parametrize("config", [TINY, MIXTRAL], ids=["dense", "experts"])
-@pytest.mark.parametrize("options", SETUPS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [*SETUPS[::3], *(pytest.param(one, marks=pytest.mark.slow) for one in SETUPS if one not in SETUPS[::3])],
+    ids=str,
+)
 def test_the_run_is_that_of_all_actions(
     config: dict[str, Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +128,7 @@ def test_an_encoder_and_a_decoder_run_all_actions() -> None:
     assert report.model.profiles["actions"] == {}
 
 
+@pytest.mark.slow
 def test_no_action_is_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the run of all actions comes on top."""
     step_of = pipeline.step_of

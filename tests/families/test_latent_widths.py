@@ -18,6 +18,7 @@ def narrow(model_type: str) -> dict[str, Any]:
     return {**step_cases(model_type)[0].fields, **WIDTHS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model_type",
     ["deepseek_v3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("deepseek_v2", "axk1", "glm4_moe_lite"))],

@@ -29,7 +29,12 @@ def compare(case: Case, batch: int, prompt: int, attention: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [step_cases(name)[0] for name in ("rwkv", "recurrent_gemma", "dbrx")], ids=lambda c: c.id
+    "case",
+    [
+        step_cases("rwkv")[0],
+        *(pytest.param(step_cases(name)[0], marks=pytest.mark.slow) for name in ("recurrent_gemma", "dbrx")),
+    ],
+    ids=lambda c: c.id,
 )
 def test_a_step_of_each(case: Case) -> None:
     compare(case, case.batch, case.seq, paper.program_of(case.fields).attention_kinds[0])

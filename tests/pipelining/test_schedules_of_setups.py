@@ -176,6 +176,7 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert ran.status == 0 and all(name in ran.stdout for name in ("1f1b", "chimera", "zbv"))
 
 
+@pytest.mark.slow
 def test_validate_runs_one_model_that_is_updated_behind_its_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--gpus", "8", "--pp", "4", "--engine", "fsdp2", "--zero", "2", "--global-batch-size", "16")
     for name in ("chimera", "dualpipe", "pipedream"):

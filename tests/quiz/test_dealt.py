@@ -44,7 +44,7 @@ def test_a_quiz_ends_where_there_are_no_new_questions() -> None:
     assert len(list(deal(kinds_of("cuda-context", None), 1, 50, "en"))) == 2
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.slow)])
 def test_a_seed_is_the_same_in_every_process(language: str) -> None:
     arguments = ("quiz", "--seed", "11", "-n", "12", "--json", "--lang", language)
     first, second = (program(*arguments, PYTHONHASHSEED=seed) for seed in ("1", "2"))

@@ -73,6 +73,7 @@ def test_what_an_nvidia_gpu_has_a_fused_kernel_for_is_no_surprise(gpu: str | Non
     assert len(of(windowed | {"sliding_window": 17}, precision="fp32", gpu=gpu)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"precision": "bf16", "gpu": "a10"}, {"precision": "fp32", "gpu": "mi300x"}], ids=str
 )

@@ -10,6 +10,7 @@ from command import here, program, write_config
 from traces import BART
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_config(tmp_path: Path) -> None:
     write_config(tmp_path, BART)
     ran = program("estimate", "--model", str(tmp_path), "-s", "16", "--json")
@@ -27,7 +28,9 @@ def test_a_folder_with_a_config(tmp_path: Path) -> None:
     assert sum(item["at_peak"] for item in document["memory"]["items"]) == document["memory"]["peak"]
 
 
-@pytest.mark.parametrize("format", ["table", "csv", "markdown"])
+@pytest.mark.parametrize(
+    "format", ["csv", *(pytest.param(one, marks=pytest.mark.slow) for one in ("table", "markdown"))]
+)
 def test_every_format_says_traced(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, BART)
     ran = here(capsys, "estimate", "--model", path, "-s", "16", "--format", format)

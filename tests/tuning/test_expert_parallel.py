@@ -28,6 +28,7 @@ def named(options: dict[str, Any]) -> str:
     return "-".join(map(str, options.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trained", [EACH[1], *(pytest.param(one, marks=pytest.mark.slow) for one in EACH if one != EACH[1])], ids=named
 )

@@ -108,8 +108,11 @@ def test_an_mlp_of_t5_asks_for_its_last_layers_dtype(options: dict[str, Any]) ->
     same(run.validate(model, micro_batch_size=2, seq_len=32, **zero_3, **options))
 
 
-@pytest.mark.parametrize("options", [{"lora_rank": 4, "lora_targets": "q_proj"}, {"freeze": "embeddings"}])
-@pytest.mark.parametrize("model_type", ["olmo2", "flex_olmo"])
+@pytest.mark.parametrize(
+    "options",
+    [{"freeze": "embeddings"}, pytest.param({"lora_rank": 4, "lora_targets": "q_proj"}, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("model_type", ["olmo2", pytest.param("flex_olmo", marks=pytest.mark.slow)])
 def test_autocast_keeps_the_copy_of_embeddings_that_are_a_leaf(model_type: str, options: dict[str, Any]) -> None:
     """The first product of these layers takes the output of the embeddings itself. It is a leaf that requires a gradient, so
     autocast casts it once (cached_cast), and has the copy until it ends."""

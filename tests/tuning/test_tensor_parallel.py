@@ -40,7 +40,9 @@ def named(options: dict[str, Any]) -> str:
     return "-".join(map(str, options.values()))
 
 
-@pytest.mark.parametrize("trained", [FROZEN[0] | {"tp": 2}, LORA | {"tp": 2}], ids=named)
+@pytest.mark.parametrize(
+    "trained", [FROZEN[0] | {"tp": 2}, pytest.param(LORA | {"tp": 2}, marks=pytest.mark.slow)], ids=named
+)
 def test_two_ranks(trained: dict[str, Any]) -> None:
     same(validate(LLAMA, **WORKLOAD | trained))
 

@@ -25,6 +25,7 @@ def by_command(model: dict[str, Any], folder: Path, *words: str) -> int:
     return main(["validate", str(path), "--precision", "bf16", "--seq-len", "16", "-b", "2", *words])
 
 
+@pytest.mark.slow
 def test_reentrant_checkpoints_are_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     comparison = as_trained.validate(LLAMA, **AGAIN)
     same(comparison)

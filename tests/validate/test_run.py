@@ -96,6 +96,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_suite_is_recorded_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, told = tmp_path / "record.json", list[str]()
     first = run_suite(CASES[:2], "fake", record, told.append)

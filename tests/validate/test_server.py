@@ -21,6 +21,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
          "num_attention_heads": 4}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_cases_are_answered_one_by_one() -> None:
     with Server("fake") as ask:
         measured = ask({"model": LLAMA, "precision": "bf16", "seq_len": 16})
@@ -115,6 +116,7 @@ def test_a_case_ends_with_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> N
         os.close(end)
 
 
+@pytest.mark.slow
 def test_an_interrupted_suite_leaves_no_case_behind() -> None:
     one = Server("fake")
     began = time.monotonic()
@@ -128,6 +130,7 @@ def test_an_interrupted_suite_leaves_no_case_behind() -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_an_outcome() -> None:
     one = Server("fake")
     with one as ask:

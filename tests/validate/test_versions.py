@@ -50,6 +50,7 @@ def test_it_is_told(environment: dict[str, str]) -> None:
     assert [NOTE in re.sub(r"\s+", " ", text.getvalue()), NOTE in told] == [environment is OLDER] * 2
 
 
+@pytest.mark.slow
 def test_an_older_transformers_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows neither all degrees nor where the experts go."""
 

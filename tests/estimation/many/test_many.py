@@ -148,6 +148,7 @@ def test_sizes_that_are_no_polynomials() -> None:
     assert check(model, memcalc.many(model, micro_batch_size=[[1], [2], [3]], seq_len=[64, 100], **options)) == 6
 
 
+@pytest.mark.slow
 def test_a_traced_model() -> None:
     """Its sizes are those of a batch and a sequence; an engine that sees no gradient has its bucket at some of its moments."""
     model = traced(BLOOM)
