@@ -49,7 +49,7 @@ def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collec
     split = of_stages(made, setup, paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
     dtype = sharded_dtype(setup)
     clipping = [*norms(rank.model, setup, dtype), *norm_over_stages(setup, dtype)]
-    return [*_sends(setup, rank), *split, *_of_units(setup, rank), *_of_copies(setup, rank), *clipping]
+    return [*_sends(setup, rank), *split, *of_units(setup, rank), *_of_copies(setup, rank), *clipping]
 
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
@@ -97,7 +97,7 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     return out
 
 
-def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
+def of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
     """Return FSDP2's collectives, unit by unit: gathered in the schedule's order, reduced once after all backwards of a
     stage."""
     of_layers = {part: _gathers(setup, rank.number, part, reshards=setup.zero == 3) for part in _parts(setup, rank)}
