@@ -59,9 +59,6 @@ def _check_attention(model: Model, given: Mapping[str, Any], out: dict[str, Valu
             f"{attention.where}: fused attention is not modelled for a {model.model_type}; {kinds[0]} attention is counted, "
             "which keeps whole matrices of scores"
         )
-    elif attention.value == "flash" and all(_of(given, out, axis) in (None, 1) for axis in ("tp", "pp")):
-        out["attention"] = attention._replace(value=kinds[0])
-        notes.append(f"{attention.where}: the flash-attn package is counted as {kinds[0]}")
 
 
 def _check_liger(model: Model, given: Mapping[str, Any], out: dict[str, Value], notes: list[str]) -> None:

@@ -270,5 +270,4 @@ def _read_attention(found: Findings) -> None:
     else:
         for key in ("use_flash_attention_2", "use_flash_attention", "use_flash_attn"):
             if is_on(found.section, key):
-                found.note(key, "the flash-attn package is counted as torch's own fused attention")
-                found.give("attention", key, "sdpa")
+                found.give("attention", key, "flash")
