@@ -14,9 +14,9 @@ from memcalc.formats.trainer_findings import is_on
 from memcalc.inputs.model import Model
 
 if TYPE_CHECKING:
-    from memcalc.inputs.options import Options
     from memcalc.formats.found import Value
     from memcalc.formats.trainer_findings import Findings
+    from memcalc.inputs.options import Options
 
 _ROWS: Final = "rows are counted as single sequences of the whole length"
 NOT_COUNTED: Final = {

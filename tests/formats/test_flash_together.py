@@ -63,7 +63,7 @@ def test_a_setup_that_it_is_not_modelled_with(options: dict[str, Any], why: str)
     found = report(content, **options)
     assert found.setup.attention == "sdpa"
     assert "attn_implementation: flash-attn is counted as sdpa" in noted(found) and why in noted(found)
-    with pytest.raises(InputError, match="--attention flash|--padded"):  # an option does not give way
+    with pytest.raises(InputError, match=r"--attention flash|--padded"):  # an option does not give way
         report(content, attention="flash", **options)
 
 
@@ -135,6 +135,8 @@ def test_written_and_read_again(options: dict[str, Any], tmp_path: Path) -> None
 
 def test_what_cannot_say_it_says_so() -> None:
     model = load_model(SMALL)
-    setup = memcalc.estimate(SMALL, attention="flash", precision="bf16-mixed", seq_len=64, engine="deepspeed", gpus=2).setup
+    setup = memcalc.estimate(
+        SMALL, attention="flash", precision="bf16-mixed", seq_len=64, engine="deepspeed", gpus=2
+    ).setup
     for format in ("deepspeed", "accelerate", "training-args"):
         assert "attention" in written(format, setup, model).unsaid
