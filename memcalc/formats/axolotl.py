@@ -153,7 +153,7 @@ def _read_batch(found: Findings) -> None:
     section = found.section
     micro = section.whole("micro_batch_size", least=1, most=10**7)
     found.take("micro_batch_size", "micro_batch_size", micro, 1)
-    steps = section.whole("gradient_accumulation_steps", least=1, most=10**7)
+    steps = section.whole("gradient_accumulation_steps", least=1, most=10**10)
     batch = section.whole("batch_size", least=1, most=10**9)
     found.take(ACCUMULATION, "gradient_accumulation_steps", steps, 1)
     if batch is not None and steps is not None:

@@ -97,7 +97,7 @@ def read_batch(found: Findings) -> None:
     section = found.section
     key = section.first(*BATCH)
     found.take("micro_batch_size", key, section.whole(key, least=1, most=10**7), 8)
-    steps = section.whole("gradient_accumulation_steps", least=1, most=10**7)
+    steps = section.whole("gradient_accumulation_steps", least=1, most=10**10)
     found.take(ACCUMULATION, "gradient_accumulation_steps", steps, 1)
 
 

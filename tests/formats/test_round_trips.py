@@ -44,6 +44,7 @@ GRPO: dict[str, Any] = {"task": "grpo", "precision": "bf16", "seq_len": 64}
         ("accelerate", LLAMA, {**GRPO, "micro_batch_size": 5}),
         ("accelerate", LLAMA, {**GRPO, "micro_batch_size": 8, "num_generations": 4}),
         ("training-args", LLAMA, {**GRPO, "micro_batch_size": 8}),
+        ("training-args", LLAMA, {**PACKED, **ADAPTED, "packing": False, "global_batch_size": 10**10}),
         *(
             ("megatron", LLAMA, {"engine": "megatron", "gpus": 4, "tp": 2, "te_workspaces": count, "seq_len": 64})
             for count in (1, 4, 5, 8)
