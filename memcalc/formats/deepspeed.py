@@ -80,7 +80,7 @@ def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
 
 def _zero_section(top: Section) -> Section:
     """Return zero_optimization; the deprecated form `true` is stage 1. Of an "auto" that nobody fills DeepSpeed drops the key
-    (runtime/config_utils.py, DeepSpeedConfigModel)."""
+    (DeepSpeedConfigModel)."""
     old = top.raw("zero_optimization")
     if isinstance(old, bool):
         stage = {"stage": 1 if old else 0}
