@@ -33,7 +33,7 @@ from memcalc.formats.trainer_findings import (
     texts,
 )
 from memcalc.formats.trainer_fsdp import read_fsdp
-from memcalc.formats.trainer_kernels import give_parts, read_attention
+from memcalc.formats.trainer_kernels import FLASH, give_parts, read_attention
 from memcalc.formats.trainer_optimizers import read_clipping, read_optimizer
 from memcalc.formats.trainer_precision import combined, dtype, give_precision
 
@@ -43,7 +43,7 @@ _ADAPTERS: Final = Adapters(
 _RL: Final = ("dpo", "ipo", "kto", "orpo", "simpo", "grpo", "gdpo", "ebft")
 _OLD_ATTENTION: Final = {
     "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex_attention",
-    "flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
+    "flash_attention": FLASH, "sdp_attention": "sdpa", "eager_attention": "eager",
 }  # fmt: skip
 """Switches of older versions, the first that is on wins."""
 _LIGER: Final = {
@@ -153,7 +153,7 @@ def _read_batch(found: Findings) -> None:
     section = found.section
     micro = section.whole("micro_batch_size", least=1, most=10**7)
     found.take("micro_batch_size", "micro_batch_size", micro, 1)
-    steps = section.whole("gradient_accumulation_steps", least=1, most=10**7)
+    steps = section.whole("gradient_accumulation_steps", least=1, most=10**10)
     batch = section.whole("batch_size", least=1, most=10**9)
     found.take(ACCUMULATION, "gradient_accumulation_steps", steps, 1)
     if batch is not None and steps is not None:
@@ -359,8 +359,8 @@ def _read_attention(found: Findings) -> None:
     key = next((key for key in _OLD_ATTENTION if is_on(section, key)), None)
     if key is not None:
         kind = _OLD_ATTENTION[key]
-        found.give("attention", key, "eager" if kind == "eager" else "sdpa")
-        if kind not in ("eager", "sdpa"):
+        found.give("attention", key, {"eager": "eager", FLASH: "flash"}.get(kind, "sdpa"))
+        if kind not in ("eager", "sdpa", FLASH):
             found.note(key, "counted as torch's own fused attention (sdpa)")
 
 

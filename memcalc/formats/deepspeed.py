@@ -24,7 +24,7 @@ from memcalc.formats.deepspeed_names import (
     ZERO_KEYS,
 )
 from memcalc.formats.found import ACCUMULATION, Found, Value
-from memcalc.formats.section import Section
+from memcalc.formats.section import AUTO, Section
 
 _SIZES: Final = {
     "reduce_bucket_size": "reduce_bucket_size",
@@ -79,12 +79,23 @@ def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
 
 
 def _zero_section(top: Section) -> Section:
-    """Return zero_optimization; the deprecated form `true` is stage 1."""
+    """Return zero_optimization; the deprecated form `true` is stage 1. Of an "auto" that nobody fills DeepSpeed drops the key
+    (DeepSpeedConfigModel)."""
     old = top.raw("zero_optimization")
     if isinstance(old, bool):
         stage = {"stage": 1 if old else 0}
         return Section(top.option, top.file, stage, "zero_optimization.")
-    return top.section("zero_optimization")
+    content = _without_auto(top.section("zero_optimization").content)
+    for key in ("offload_optimizer", "offload_param"):
+        if isinstance(content.get(key), Mapping):
+            content[key] = _without_auto(content[key])
+    return Section(top.option, top.file, content, "zero_optimization.")
+
+
+def _without_auto(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section without keys that are "auto", but for those that the Trainer may fill."""
+    filled = ("stage", *_SIZES, *_SIZES.values())
+    return {key: value for key, value in content.items() if value != AUTO or key in filled}
 
 
 def _zero(zero: Section) -> dict[str, Value]:

@@ -23,10 +23,9 @@ def with_files(model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]
         return model, {name: value for name, value in options.items() if name not in FILES}, None
     from memcalc.formats.merged import merged
 
-    found, chosen, files = merged(model, options)
-    if "gpu" not in chosen and any(options.get(name) is not None for name in FILES if name != "layers"):
-        chosen |= _gpu_of_this_machine()
-    return found, chosen, files
+    if options.get("gpu") is None and any(options.get(name) is not None for name in FILES if name != "layers"):
+        options = {**options, **_gpu_of_this_machine()}  # first, as some kernels ask for a newer GPU
+    return merged(model, options)
 
 
 @contextmanager

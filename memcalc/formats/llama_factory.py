@@ -276,9 +276,11 @@ def _read_attention(found: Findings) -> None:
         kind = section.choice(key, ("auto", "disabled", "off", "sdpa", "fa2", "fa3"))
     if kind in ("disabled", "off"):
         found.give("attention", key, "eager")
-    elif kind in ("sdpa", "fa2", "fa3"):
+    elif kind == "fa2":
+        found.give("attention", key, "flash")
+    elif kind in ("sdpa", "fa3"):
         found.give("attention", key, "sdpa")
-        if kind != "sdpa":
+        if kind == "fa3":
             found.note(key, "counted as torch's own fused attention (sdpa)")
 
 

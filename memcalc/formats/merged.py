@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 from memcalc.errors import InputError, one_line
 from memcalc.formats.batches import with_batches
 from memcalc.formats.deepspeed import Others
+from memcalc.formats.flash_together import with_flash_where_modelled
 from memcalc.formats.found import ACCUMULATION, REPLICAS, Found, Value
 from memcalc.formats.fsdp1_together import with_fsdp1_where_modelled
 from memcalc.formats.loading import load
@@ -26,7 +27,7 @@ from memcalc.formats.together import (
 from memcalc.formats.trainer_additions import without_unmodelled_additions
 from memcalc.inputs.file_options import FILES, FromFiles
 from memcalc.inputs.model import Model, load_model
-from memcalc.inputs.options import option_name
+from memcalc.inputs.options import Options, check_options, option_name
 
 _WINNERS: Final = {
     "optimizer": "deepspeed",  # transformers' Trainer uses the section if there is one
@@ -79,6 +80,7 @@ class Read(NamedTuple):
 def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any], FromFiles]:
     """Return the model, the options and where they came from. See `memcalc.formats.given.with_files`."""
     given = {name: value for name, value in options.items() if name not in FILES and value is not None}
+    check_options({name: value for name, value in given.items() if name in Options._fields})
     files = _read_all({name: options[name] for name in FILES if options.get(name) is not None}, given, model)
     _check_one_model(model, files)
     model = _model(model, given, files)
@@ -99,9 +101,11 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
     said, of_model = with_what_the_model_has(model, given, said)
     said, loss = with_loss_of_engine(model, given, said)
     said, additions = without_unmodelled_additions(model, given, said)
+    said, of_flash = with_flash_where_modelled(model, given, said, _of_trainer(files, "attention"))
     found, origins = with_batches(given, said)
     of_gpus = _of_gpus(files, given) + _without_gpus(files, found, given)
-    every = _of_what_counts((note for one in files for note in one.found.notes), _said(files, given), said)
+    counted = {name: value for name, value in said.items() if name != "attention" or name not in given}
+    every = _of_what_counts((note for one in files for note in one.found.notes), _said(files, given), counted)
     notes = tuple(
         dict.fromkeys(
             [
@@ -114,6 +118,7 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
                 *loss,
                 *of_trainer,
                 *additions,
+                *of_flash,
                 *of_gpus,
             ]
         )
@@ -143,6 +148,11 @@ def _without_gpus(files: list[Read], found: Mapping[str, Any], given: Mapping[st
     if shards is None or not shards.value or given.get("zero") == 0 or {"gpus", "dp"} & (found.keys() | given.keys()):
         return []
     return [f"{shards.where}: the launcher says how many GPUs share the states; without --gpus one has them all"]
+
+
+def _of_trainer(files: list[Read], option: str) -> Value | None:
+    """Return what the file of a trainer says of an option; None without one."""
+    return next((one.found.options.get(option) for one in files if one.option == "training_args"), None)
 
 
 def _of_deepspeed_file(files: list[Read]) -> Mapping[str, Value]:

@@ -59,9 +59,6 @@ def _check_attention(model: Model, given: Mapping[str, Any], out: dict[str, Valu
             f"{attention.where}: fused attention is not modelled for a {model.model_type}; {kinds[0]} attention is counted, "
             "which keeps whole matrices of scores"
         )
-    elif attention.value == "flash" and all(_of(given, out, axis) in (None, 1) for axis in ("tp", "pp")):
-        out["attention"] = attention._replace(value=kinds[0])
-        notes.append(f"{attention.where}: the flash-attn package is counted as {kinds[0]}")
 
 
 def _check_liger(model: Model, given: Mapping[str, Any], out: dict[str, Value], notes: list[str]) -> None:
@@ -91,11 +88,18 @@ def _check_liger(model: Model, given: Mapping[str, Any], out: dict[str, Value], 
 def _check_loss(model: Model, given: Mapping[str, Any], out: dict[str, Value], notes: list[str]) -> None:
     """Leave out a loss that is not modelled for the type."""
     loss = out.get("cross_entropy")
-    if loss is None or "cross_entropy" in given or _of(given, out, "tp") not in (None, 1):
+    splits = _of(given, out, "tp") not in (None, 1)
+    if loss is None or "cross_entropy" in given or (splits and _of(given, out, "engine") != "fsdp2"):
         return
     shares = _of(given, out, "cp") not in (None, 1)  # ranks that have parts of sequences have the model's own loss
-    if loss.value != "eager" and (
-        shares or loss.value not in losses(_of(given, out, "kernels") or "hf", model.model_type)
+    if splits and loss.value not in ("eager", "vocab-parallel"):
+        del out["cross_entropy"]
+        what = "with tensor parallelism over FSDP 2; the model's own loss is counted, which keeps all logits"
+        notes.append(f"{loss.where}: is not modelled {what}")
+    elif (
+        not splits
+        and loss.value != "eager"
+        and (shares or loss.value not in losses(_of(given, out, "kernels") or "hf", model.model_type))
     ):
         del out["cross_entropy"]
         how = "with shared sequences" if shares else f"for a {model.model_type}"

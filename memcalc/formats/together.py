@@ -77,10 +77,27 @@ def _left_out(options: Mapping[str, Any]) -> Iterator[_LeftOut]:
             ("kernels", "liger", "cross_entropy"),
             "Liger's kernels are not modelled under autocast; transformers' are counted, which keep more",
         )
-    if options.get("autotp"):
+    if options.get("clip_grad_norm") and options.get("autotp"):
         yield _LeftOut(
             ("clip_grad_norm",), "clipping is not modelled with AutoTP, and left out; it adds single numbers"
         )
+    if options.get("clip_grad_norm") and options.get("engine") == "fsdp2" and _has_two_meshes(options):
+        yield _LeftOut(
+            ("clip_grad_norm",),
+            "clipping by norms of two meshes, which the tool combines by itself (accelerate: _clip_grad_norm_dtensor_aware), "
+            "is not modelled, and left out; it adds single numbers",
+        )
+
+
+def _has_two_meshes(options: Mapping[str, Any]) -> bool:
+    """Tell whether weights that FSDP2 shards are on different meshes: those that another axis splits, and the rest."""
+    splits = _degree(options, "tp") > 1 and not options.get("sequence_parallel")
+    return splits or _degree(options, "ep") > 1
+
+
+def _degree(options: Mapping[str, Any], axis: str) -> int:
+    value = options.get(axis)
+    return value if isinstance(value, int) else 1
 
 
 def with_loss_of_engine(

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.errors import InputError
-from memcalc.formats.trainer_findings import is_on, mapping
+from memcalc.formats.asked import asked_options
+from memcalc.formats.trainer_findings import is_on
 from memcalc.inputs.model import Model
-from memcalc.inputs.options import Options
 
 if TYPE_CHECKING:
     from memcalc.formats.found import Value
     from memcalc.formats.trainer_findings import Findings
+    from memcalc.inputs.options import Options
 
 _ROWS: Final = "rows are counted as single sequences of the whole length"
 NOT_COUNTED: Final = {
@@ -24,8 +25,6 @@ NOT_COUNTED: Final = {
     "reentrant_checkpoints": "checkpoints are counted as those that do not re-enter autograd",
     "neftune_alpha": "the noise that NEFTune adds to the embeddings is not counted",
 }
-_FLASH: Final = "flash"
-_AS_SDPA: Final = "counted as torch's own fused attention (sdpa)"
 
 
 def read_additions(found: Findings, *, is_sft: bool) -> None:
@@ -74,20 +73,8 @@ def _read_packing(found: Findings, *, is_sft: bool) -> None:
         found.note(key, _ROWS)
         return
     found.give("packing", key, True)
-    attention = found.options.get("attention")
-    if attention is None:
+    if "attention" not in found.options:
         found.assume("attention", "attn_implementation", "sdpa")
-    elif _uses_flash(found):
-        found.options["attention"] = attention._replace(value=_FLASH)
-        found.notes = [note for note in found.notes if _AS_SDPA not in note]
-
-
-def _uses_flash(found: Findings) -> bool:
-    """Tell whether the file asks for flash-attn's kernels by their name in transformers, or by an old switch."""
-    key = "attn_implementation"
-    named: object = mapping(found.section, "model_init_kwargs").raw(key) or found.section.raw(key)
-    old = ("use_flash_attention_2", "use_flash_attention", "use_flash_attn")
-    return "flash" in str(named) if named else any(is_on(found.section, key) for key in old)
 
 
 def without_unmodelled_additions(
@@ -98,17 +85,14 @@ def without_unmodelled_additions(
     names = [name for name in NOT_COUNTED if name in said and name not in given]
     if not names or not isinstance(model, Model):
         return out, notes
-    options = {name: value.value for name, value in said.items() if name in Options._fields} | dict(given)
-    asked = Options(**{name: value for name, value in options.items() if value is not None})
+    asked = asked_options(given, said)
+    if asked is None:
+        return out, notes
     for name in names:
         why = _refused(name, asked, model)
         if not why:
             continue
         notes.append(f"{out.pop(name).where}: {NOT_COUNTED[name]} ({why})")
-        attention = out.get("attention")
-        if name == "packing" and attention is not None and attention.value == _FLASH and "attention" not in given:
-            out["attention"] = attention._replace(value="sdpa")
-            notes.append(f"{attention.where}: {_AS_SDPA}")
     return out, notes
 
 

@@ -97,7 +97,7 @@ def read_batch(found: Findings) -> None:
     section = found.section
     key = section.first(*BATCH)
     found.take("micro_batch_size", key, section.whole(key, least=1, most=10**7), 8)
-    steps = section.whole("gradient_accumulation_steps", least=1, most=10**7)
+    steps = section.whole("gradient_accumulation_steps", least=1, most=10**10)
     found.take(ACCUMULATION, "gradient_accumulation_steps", steps, 1)
 
 
@@ -270,5 +270,4 @@ def _read_attention(found: Findings) -> None:
     else:
         for key in ("use_flash_attention_2", "use_flash_attention", "use_flash_attn"):
             if is_on(found.section, key):
-                found.note(key, "the flash-attn package is counted as torch's own fused attention")
-                found.give("attention", key, "sdpa")
+                found.give("attention", key, "flash")

@@ -9,17 +9,22 @@ from memcalc.formats.trainer_findings import Findings, is_on, mapping
 
 PARTS: Final = ("rope", "rms_norm", "swiglu", "geglu")
 """Liger's parts of the layers, which `--liger` names."""
+FLASH: Final = "flash_attention_2"
+"""The flash-attn package, as transformers calls it."""
 _AS_SDPA: Final = "counted as torch's own fused attention (sdpa)"
 
 
 def read_attention(found: Findings, section: Section, key: str) -> None:
-    """Set attention by `attn_implementation`: eager, sdpa, or a fused kernel that keeps what sdpa does."""
+    """Set attention by `attn_implementation`: eager, sdpa, flash-attn 2, or a fused kernel that keeps what sdpa does."""
     text = section.text(key)
     if text is None:
         return
     word = text.strip().lower()
     if word in ("eager", "sdpa"):
         found.options["attention"] = section.value(key, word)
+        return
+    if word == FLASH:
+        found.options["attention"] = section.value(key, "flash")
         return
     if "flash" not in word and "/" not in word and word not in ("flex_attention", "xformers", "sage", "fp8"):
         section.refuse(

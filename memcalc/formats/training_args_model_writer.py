@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_ATTENTION: Final = ("eager", "sdpa")
+_ATTENTION: Final = ("eager", "sdpa", "flash_attention_2")
 _OF_ADAPTERS: Final = frozenset({"lora_rank", "lora_targets", "lora_dropout", "dora", "modules_to_save"})
 
 
@@ -41,16 +41,13 @@ def model_part(setup: Setup, model: Model) -> Part:
 
 
 def _attention(setup: Setup, model: Model) -> Part:
-    """Return the key of the attention. Rows that the script packs, not SFTTrainer, are not known to the file: flash-attn's
-    kernels in it keep what sdpa keeps then."""
-    first = model.program.attention_kinds[0]
-    if setup.has_flash_attn or (setup.packing and setup.attention == "flash"):
-        keys, comes_back = {"attn_implementation": "flash_attention_2"}, setup.packing and setup.task == "sft"
-        return Part(keys, frozenset({"attention"})) if comes_back else Part(keys, frozenset(), {"attention": first})
-    if setup.attention not in _ATTENTION:
+    """Return the key of the attention, which is named where it is not the model's first."""
+    named = "flash_attention_2" if setup.attention == "flash" else setup.attention
+    if named not in _ATTENTION:
         return Part({}, frozenset())
+    first = model.program.attention_kinds[0]
     is_named = setup.attention != first or (setup.packing and setup.task != "sft")
-    return Part({"attn_implementation": setup.attention} if is_named else {}, frozenset({"attention"}))
+    return Part({"attn_implementation": named} if is_named else {}, frozenset({"attention"}))
 
 
 def _name(model: Model) -> str | None:

@@ -134,7 +134,7 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
     if options.attention is None:
         return "flash" if engine == "megatron" and _takes_flash(options, model) else kinds[0]
     if options.attention == "flash" and engine != "megatron":
-        from memcalc.setup.flash_checks import check_flash
+        from memcalc.kernels.flash_checks import check_flash
 
         check_flash(options, engine, precision_of(options, engine, model), model)
         return "flash"

@@ -62,7 +62,7 @@ def test_full_fine_tuning() -> None:
     assert (got["micro_batch_size"], got[ACCUMULATION], got["seq_len"], got["recompute"]) == (2, 4, 4096, "full")
     assert (got["optimizer"], got["precision"], got["task"]) == ("adamw-8bit", "bf16", "pretrain")
     assert got["clip_grad_norm"] is True and not found.options["clip_grad_norm"].is_given
-    assert "engine" not in got and got["attention"] == "sdpa"
+    assert "engine" not in got and got["attention"] == "flash"
 
 
 def test_defaults_where_the_file_says_nothing() -> None:
@@ -164,7 +164,9 @@ def test_tasks() -> None:
 
 
 def test_attention() -> None:
-    assert of(attn_implementation=None, flash_attention=True)["attention"] == "sdpa"
+    assert of(attn_implementation=None, flash_attention=True)["attention"] == "flash"
+    assert of(attn_implementation="flash_attention_2")["attention"] == "flash"
+    assert of(attn_implementation=None, xformers_attention=True, flash_attention=True)["attention"] == "sdpa"
     assert of(attn_implementation=None, eager_attention=True)["attention"] == "eager"
     assert of(attn_implementation="eager")["attention"] == "eager"
     assert "flex" in notes(attn_implementation="flex_attention")

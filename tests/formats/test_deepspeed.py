@@ -300,3 +300,35 @@ def test_ranks_that_share_experts() -> None:
     assert "ep" not in values({"expert_parallel": {**experts, "enabled": False}})
     with pytest.raises(InputError, match="autoep_size"):
         found({"expert_parallel": {"enabled": True, "autoep_size": 0}})
+
+
+AUTO_SIZES: dict[str, dict[str, Any]] = {
+    "offload_param": {
+        "device": "nvme",
+        "nvme_path": "/x",
+        "buffer_size": "auto",
+        "buffer_count": "auto",
+        "pin_memory": "auto",
+    },
+    "offload_optimizer": {
+        "device": "cpu",
+        "buffer_count": "auto",
+        "pin_memory": "auto",
+        "fast_init": "auto",
+        "ratio": "auto",
+    },
+}
+
+
+@pytest.mark.parametrize("key", sorted(AUTO_SIZES))
+def test_an_auto_that_nobody_fills_is_as_if_the_key_was_not_there(key: str) -> None:
+    config = pytest.importorskip("deepspeed.runtime.zero.config")
+    section = AUTO_SIZES[key]
+    less = {name: value for name, value in section.items() if value != "auto"}
+    zero = {"stage": 3, "zero_hpz_partition_size": "auto", "round_robin_gradients": "auto", "overlap_comm": "auto"}
+    assert config.DeepSpeedZeroConfig(**zero, **{key: section}) == config.DeepSpeedZeroConfig(stage=3, **{key: less})
+    ours, plain = (
+        found({"zero_optimization": zero | {key: section}}),
+        found({"zero_optimization": {"stage": 3, key: less}}),
+    )
+    assert ours.options == plain.options and ours.notes == plain.notes

@@ -150,9 +150,10 @@ def test_recomputation_is_on_by_itself() -> None:
 
 def test_kernels() -> None:
     assert of(flash_attn="disabled")["attention"] == "eager"
-    assert of(flash_attn="fa2")["attention"] == "sdpa" and "flash_attn 'fa2'" in notes(flash_attn="fa2")
+    assert of(flash_attn="fa2")["attention"] == "flash" and "flash_attn" not in notes(flash_attn="fa2")
+    assert of(flash_attn="fa3")["attention"] == "sdpa" and "flash_attn 'fa3'" in notes(flash_attn="fa3")
     assert "attention" not in of(flash_attn="auto")
-    assert of(flash_attn=True)["attention"] == "sdpa"  # an older version's switch
+    assert of(flash_attn=True)["attention"] == "flash"  # an older version's switch
     liger = of(enable_liger_kernel=True)
     assert (liger["kernels"], liger["cross_entropy"]) == ("fused", "fused") and "liger" not in liger
     assert "kernels" not in of(enable_liger_kernel=True, stage="dpo")

@@ -87,6 +87,33 @@ def test_signs_that_another_library_sends_are_noted() -> None:
     assert "comm_backend_name mpi: signs are counted as sent by NCCL" in notes(report)
 
 
+def test_a_loss_without_logits_beside_tensor_parallelism() -> None:
+    """As of axolotl's example of FSDP 2 with tensor parallelism and Cut Cross Entropy."""
+    content = {
+        "base_model": "x", "sequence_len": 16, "bf16": True, "optimizer": "adamw_torch_fused", "fsdp_version": 2,
+        "fsdp_config": {"reshard_after_forward": True}, "tensor_parallel_size": 2, "dp_shard_size": 2, "max_grad_norm": 0,
+        "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"],
+    }  # fmt: skip
+    report = report_of(training_args=content, gpus=4)
+    assert (report.setup.tp, report.setup.cross_entropy) == (2, "eager")
+    assert "plugins: is not modelled with tensor parallelism over FSDP 2" in notes(report)
+
+
+def test_clipping_by_norms_of_two_meshes_is_left_out() -> None:
+    """accelerate 1.15 combines them (_clip_grad_norm_dtensor_aware), where torch's own clip_grad_norm_ stops."""
+    content = {
+        "base_model": "x", "sequence_len": 16, "bf16": True, "optimizer": "adamw_torch_fused", "fsdp_version": 2,
+        "fsdp_config": {"reshard_after_forward": True}, "tensor_parallel_size": 2, "dp_shard_size": 2,
+    }  # fmt: skip
+    report = report_of(training_args=content, gpus=4)
+    assert (report.setup.tp, report.setup.clip_grad_norm) == (2, False)
+    assert "max_grad_norm, its default: clipping by norms of two meshes" in notes(report)
+    with pytest.raises(InputError, match="--clip-grad-norm on"):
+        report_of(training_args=content, gpus=4, clip_grad_norm=True)
+    off = report_of(training_args=content | {"max_grad_norm": 0}, gpus=4)
+    assert off.setup == report.setup and "clipping" not in notes(off)
+
+
 # --- kernels
 
 

@@ -36,17 +36,16 @@ def test_read() -> None:
     assert added(packing=True, **FLASH) == (True, "none", None, "flash")
     assert added(packing=True, model_init_kwargs=FLASH) == (True, "none", None, "flash")
     assert added(padding_free=True, **FLASH) == (True, "none", None, "flash")
-    assert added(packing=False, **FLASH) == (False, "none", None, "sdpa")
-    assert added(packing=True, packing_strategy="wrapped", **FLASH) == (False, "none", None, "sdpa")
+    assert added(packing=False, **FLASH) == (False, "none", None, "flash")
+    assert added(packing=True, packing_strategy="wrapped", **FLASH) == (False, "none", None, "flash")
     assert added(activation_offloading=True, neftune_noise_alpha=5) == (False, "cpu", 5, "sdpa")
 
 
 def test_what_is_not_modelled_is_noted() -> None:
     """GPT-2's rows are counted as single sequences; the model's type decides, which the file's reader does not know."""
-    assert added("gpt2", packing=True, activation_offloading=True, **FLASH) == (False, "none", None, "sdpa")
+    assert added("gpt2", packing=True, activation_offloading=True, **FLASH) == (False, "none", None, "flash")
     said = noted("gpt2", packing=True, activation_offloading=True, **FLASH)
     assert "packing: rows are counted as single sequences" in said and "kept on the GPU" in said
-    assert "attn_implementation: counted as torch's own fused attention" in said
     assert "packing" not in noted(packing=True, **FLASH) and "attn" not in noted(packing=True, **FLASH)
 
 

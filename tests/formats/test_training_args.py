@@ -210,8 +210,8 @@ def test_a_recipe_of_alignment_handbook() -> None:
     assert got["task"] == "sft" and not found.options["task"].is_given
     assert (got["micro_batch_size"], got[ACCUMULATION], got["seq_len"], got["recompute"]) == (16, 4, 2048, "full")
     assert got["precision"] == "bf16" and "base_dtype" not in got
-    assert got["attention"] == "sdpa"
-    assert len(found.notes) == 2 and "flash_attention_2" in found.notes[1]
+    assert got["attention"] == "flash"
+    assert len(found.notes) == 1
 
 
 def test_adapters_over_a_base_in_4_bits() -> None:

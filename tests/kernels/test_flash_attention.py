@@ -11,7 +11,7 @@ from validate.test_fake import LLAMA, MIXTRAL, QWEN3, same
 
 import memcalc
 from memcalc.cli.main import main
-from memcalc.setup.flash_checks import CHECKED
+from memcalc.kernels.flash_checks import CHECKED
 from memcalc.validate import as_trained
 
 FLASH: dict[str, Any] = {"attention": "flash", "precision": "bf16"}

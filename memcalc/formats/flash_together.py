@@ -1,0 +1,79 @@
+"""flash-attn of trainers' files together with the rest: where it is modelled, and what is counted where it is not.
+
+Source: transformers/modeling_utils.py (_flash_attn_can_dispatch), transformers/integrations/flash_attention.py; what the package
+itself takes, csrc/flash_attn/flash_api.cpp of flash-attn 2.8.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.errors import InputError
+from memcalc.formats.asked import asked_options
+from memcalc.inputs.model import Model
+
+if TYPE_CHECKING:
+    from memcalc.formats.found import Value
+    from memcalc.inputs.options import Options
+
+_AXES: Final = ("tp", "pp", "cp", "ep")
+
+
+def with_flash_where_modelled(
+    model: Any, given: Mapping[str, Any], said: Mapping[str, Value], of_trainer: Value | None
+) -> tuple[dict[str, Value], list[str]]:
+    """Return what files say, with the model's first attention in place of a flash-attn that is not modelled beside the rest,
+    and a note of why. `of_trainer`: the attention that a trainer's file says; GPTModel does not have it.
+
+    Operands of fp32 stay asked for, and are refused by the file's key: flash-attn raises for them, whatever is modelled.
+    """
+    attention = said.get("attention")
+    if attention is None or "attention" in given or not isinstance(model, Model) or model.model_type == "layers":
+        return dict(said), []
+    asked = asked_options(given, said)
+    if asked is None:
+        return dict(said), []
+    engine = _engine(asked)
+    if engine == "megatron":
+        if of_trainer is None or attention.where != of_trainer.where:
+            return dict(said), []
+        out = {name: value for name, value in said.items() if name != "attention"}
+        return out, [f"{attention.where}: Megatron-Core's layers have their own attention, which is counted"]
+    if attention.value != "flash" or asked.packing or _runs_gpt_model(asked, engine):
+        return dict(said), []
+    why, kinds = _refused(asked, engine, model), model.program.attention_kinds
+    if not why or not kinds:
+        return dict(said), []
+    scores = ", which keeps whole matrices of scores" if kinds[0] == "eager" else ""
+    note = f"{attention.where}: flash-attn is counted as {kinds[0]}{scores} ({why})"
+    return {**said, "attention": attention._replace(value=kinds[0])}, [note]
+
+
+def _engine(options: Options) -> str:
+    """Return the engine as far as attention depends on it."""
+    if options.engine is not None:
+        return options.engine
+    if options.gpus == 1:
+        return "none"
+    if options.autotp or (options.zero and all(getattr(options, axis) == 1 for axis in _AXES)):
+        return "deepspeed"
+    if any(getattr(options, axis) > 1 for axis in _AXES):
+        return "fsdp2" if options.zero > 1 else "megatron"
+    return "ddp"
+
+
+def _runs_gpt_model(options: Options, engine: str) -> bool:
+    """Tell whether Megatron-DeepSpeed's GPTModel runs, whose attention is the flash-attn package."""
+    return engine == "deepspeed" and max(options.tp, options.pp) > 1 and not options.autotp
+
+
+def _refused(options: Options, engine: str, model: Model) -> str:
+    """Return why flash-attn is not modelled; '' if it is."""
+    from memcalc.kernels.flash_checks import check_flash
+
+    try:
+        check_flash(options, engine, "bf16" if options.precision == "fp32" else options.precision, model)
+    except InputError as error:
+        return str(error)
+    return ""
