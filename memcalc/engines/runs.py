@@ -40,7 +40,7 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
     if setup.has_flash_attn:
         from memcalc.kernels.flash_attention import rounds_tokens, with_flash_attention
 
-        return with_flash_attention(kernels, pads=rounds_tokens(setup.seq_len))
+        kernels = with_flash_attention(kernels, pads=rounds_tokens(setup.seq_len))
     if setup.cp == 1:
         return kernels
     from memcalc.kernels.ulysses import over_ranks
