@@ -1,5 +1,5 @@
-"""flash-attn on a rank of the parallel axes: transformers' parts by their plans, pipeline stages, parts of the experts, sequences
-that DeepSpeed's ranks share, and AutoTP's layers, each around the kernel's tensors, to the byte."""
+"""flash-attn on a rank of the parallel axes: transformers' parts by their plans, pipeline stages, parts of the experts,
+sequences that DeepSpeed's ranks share, and AutoTP's layers, each around the kernel's tensors, to the byte."""
 
 from __future__ import annotations
 
