@@ -38,14 +38,22 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
 
         return over_packed_rows(kernels, setup.attention or "flash", packing_of(setup))
     if setup.has_flash_attn:
-        from memcalc.kernels.flash_attention import rounds_tokens, with_flash_attention
-
-        kernels = with_flash_attention(kernels, pads=rounds_tokens(setup.seq_len))
+        kernels = _with_flash_attn(kernels, setup)
     if setup.cp == 1:
         return kernels
     from memcalc.kernels.ulysses import over_ranks
 
     return over_ranks(kernels, setup.cp)
+
+
+def _with_flash_attn(kernels: Kernels, setup: Setup) -> Kernels:
+    if setup.padded:
+        from memcalc.kernels.unpadded_attention import without_padding
+
+        return without_padding(kernels)
+    from memcalc.kernels.flash_attention import rounds_tokens, with_flash_attention
+
+    return with_flash_attention(kernels, pads=rounds_tokens(setup.seq_len))
 
 
 class _OfARun(Protocol):

@@ -59,12 +59,13 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, pac
     query, key, value = (transpose(x, 1, 2) for x in (q, k, v))
     query, key, value = as_autocast(query, key, value)
     query, key, value = (reshape(x, *x.shape[1:]) for x in (query, key, value))
-    out = _varlen(query, key, value, packing)
+    out = varlen(query, key, value, packing)
     return view(out, q.shape[0], *out.shape), None
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
-    """Run flash_attn_varlen_func: q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) -> as q."""
+def varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, bounds: tuple[Tensor, ...] = ()) -> Tensor:
+    """Run flash_attn_varlen_func: q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) -> as q. It saves `bounds`,
+    where the sequences begin; those of a batch are kept anyway."""
     memory = q.memory
     attends(memory, *_sequences(q, k, v, packing), q.dtype)
     operands = tuple(aligned(x, name) for x, name in zip((q, k, v), ("queries", "keys", "values"), strict=True))
@@ -74,7 +75,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
     out = cut(whole, q.shape)
     if recording(q, k, v):
         result = Tensor(whole.storage, whole.shape, whole.strides, whole.dtype)
-        out.node = Node(memory, _varlen_backward, (q, k, v), (*operands, result, logsumexp, state), packing)
+        out.node = Node(memory, _varlen_backward, (q, k, v), (*operands, result, logsumexp, *bounds, state), packing)
     return out
 
 

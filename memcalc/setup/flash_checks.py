@@ -37,8 +37,6 @@ def check_flash(options: Options, engine: str, precision: str, model: Model) -> 
     if options.cp > 1 and engine == "fsdp2":
         why = f"torch's context parallelism replaces sdpa, and with --cp {options.cp} there is nothing else"
         refuse(_NAME, "flash", f"{why}; allowed: sdpa, or --engine deepspeed, which exchanges heads (Ulysses)")
-    if options.padded:
-        refuse("padded", True, f"flash-attn drops the padding of each layer, which {NOT_YET}off, or --attention sdpa")
     if precision == "fp32":
         refuse(_NAME, "flash", f"flash-attn takes 16 bits, and precision is fp32; allowed: {kinds}")
     check_gpu(options)

@@ -35,7 +35,7 @@ def fine_tuned(model: Model, setup: Setup) -> Model:
 
     rows = packing_of(setup) if setup.packing else None
     offloads, noisy = setup.offload_activations != "none", setup.neftune_alpha is not None
-    padded = setup.has_flash_attn and rounds_tokens(setup.seq_len)
+    padded = setup.has_flash_attn and not setup.padded and rounds_tokens(setup.seq_len)
     key = "fine-tuned", rows, setup.attention, offloads, noisy, padded
     if key not in model.profiles:
         own: Any = copy.copy(model.program)
