@@ -19,7 +19,13 @@ AFMOE: dict[str, Any] = {
     "num_experts_per_tok": 4, "num_dense_layers": 0, "num_shared_experts": 1,
     "layer_types": ["full_attention", "full_attention"], "tie_word_embeddings": True,
 }  # fmt: skip
-ADAPTERS: dict[str, Any] = {"lora_rank": 4, "micro_batch_size": 1, "seq_len": 24, "precision": "bf16", "quantize": "nf4"}
+ADAPTERS: dict[str, Any] = {
+    "lora_rank": 4,
+    "micro_batch_size": 1,
+    "seq_len": 24,
+    "precision": "bf16",
+    "quantize": "nf4",
+}
 
 
 def run(model: dict[str, Any], **options: Any) -> None:
