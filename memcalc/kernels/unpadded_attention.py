@@ -8,7 +8,7 @@ its kernel of variable lengths (`memcalc.kernels.packed_attention`). All tokens 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from memcalc.core.dims import merge, plus
@@ -20,22 +20,35 @@ from memcalc.core.selective import MAXIMUM, selected
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended, sdpa_attention
 from memcalc.families.base.masks import causal_mask
+from memcalc.kernels import flash_attention_3
 from memcalc.kernels.flash_operands import SOURCE, as_autocast
 from memcalc.kernels.packed_attention import varlen
 from memcalc.layout.packing import Packing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memcalc.families.base.module import Run
     from memcalc.kernels import Kernels
 
 
 @cache
-def without_padding(kernels: Kernels) -> Kernels:
-    """Return the kernels with flash-attn over the tokens of a padded batch."""
+def without_padding(kernels: Kernels, version: int) -> Kernels:
+    """Return the kernels with a version of flash-attn over the tokens of a padded batch."""
     replaced: dict[Any, Any] = dict(kernels.replaced)
     replaced[causal_mask] = _mask_of_tokens
-    replaced[sdpa_attention] = unpadded_attention
-    return kernels._replace(replaced=tuple(replaced.items()), source=f"{SOURCE}; {kernels.source}", basis="modelled")
+    replaced[sdpa_attention] = partial(unpadded_attention, attend=_second if version == 2 else _third)
+    source = SOURCE if version == 2 else flash_attention_3.SOURCE
+    return kernels._replace(replaced=tuple(replaced.items()), source=f"{source}; {kernels.source}", basis="modelled")
+
+
+def _second(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor) -> Tensor:
+    return varlen(q, k, v, Packing(), (bounds,))
+
+
+def _third(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor) -> Tensor:
+    rows = flash_attention_3.Rows(Packing(), q.shape[0].parts[1].size)
+    return flash_attention_3.varlen(q, k, v, rows, is_local=False, bounds=(bounds,))
 
 
 def _mask_of_tokens(run: Run, window: int | None = None) -> Tensor:
@@ -47,7 +60,9 @@ def _mask_of_tokens(run: Run, window: int | None = None) -> Tensor:
     return mask
 
 
-def unpadded_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+def unpadded_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+) -> Attended:
     """Run flash_attention_forward: q, k, v (batch, heads, seq, head_dim), mask (batch, seq) -> (batch, seq, heads, head_dim).
 
     The caller's frame holds its operands until it returns.
@@ -60,7 +75,7 @@ def unpadded_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
     unpadded_key = _rows(key, indices, "keys of tokens")
     unpadded_value = _rows(value, indices, "values of tokens")
     unpadded_query = _rows(query, indices, "queries of tokens")
-    out = varlen(unpadded_query, unpadded_key, unpadded_value, Packing(), (bounds,))
+    out = attend(unpadded_query, unpadded_key, unpadded_value, bounds)
     zeros = new_tensor(out.memory, (merge(batch, tokens), heads, width), out.dtype, "attention output with padding")
     return view(index_put_(zeros, indices, out), batch, tokens, heads, width), None
 

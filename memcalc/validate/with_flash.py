@@ -23,14 +23,16 @@ def validate(model: Any, *, backend: str = "fake", **options: Any) -> Comparison
 
 @contextlib.contextmanager
 def with_flash(setup: Setup, backend: str) -> Iterator[None]:
-    """Let a run within a block take padding out of a padded batch, without data."""
-    if not (setup.padded and setup.has_flash_attn and backend == "fake"):
-        yield
-        return
-    try:
-        from memcalc.validate.unpadded import padding_taken_out
-    except ImportError:  # the run says which package is missing
-        yield
-        return
-    with padding_taken_out():
+    """Let a run within a block, without data, take padding out of a padded batch, and have flash-attn's version."""
+    with contextlib.ExitStack() as stack:
+        if backend == "fake":
+            with contextlib.suppress(ImportError):  # the run says which package is missing
+                if setup.padded and setup.has_flash_attn:
+                    from memcalc.validate.unpadded import padding_taken_out
+
+                    stack.enter_context(padding_taken_out())
+                if setup.flash_attention_version == 3:
+                    from memcalc.validate.flash_3 import third_version
+
+                    stack.enter_context(third_version())
         yield
