@@ -45,7 +45,8 @@ def _attention(setup: Setup, model: Model) -> Part:
     kernels in it keep what sdpa keeps then."""
     first = model.program.attention_kinds[0]
     if setup.has_flash_attn or (setup.packing and setup.attention == "flash"):
-        keys, comes_back = {"attn_implementation": "flash_attention_2"}, setup.packing and setup.task == "sft"
+        keys = {"attn_implementation": f"flash_attention_{setup.flash_attention_version}"}
+        comes_back = setup.packing and setup.task == "sft"
         return Part(keys, frozenset({"attention"})) if comes_back else Part(keys, frozenset(), {"attention": first})
     if setup.attention not in _ATTENTION:
         return Part({}, frozenset())
