@@ -103,7 +103,7 @@ PROJECTS = (
     Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel",
             r"(src/liger|liger_kernel/|ops/(rms|swiglu|geglu|rope|fused_lin|cross)|transformers/monkey)",
             ("memcalc/kernels/liger",), version="0.8.5"),
-    Project("flash-attention", "github.com/Dao-AILab/flash-attention", r"(flash_attn/|ops/triton/|losses/cross)",
+    Project("flash-attention", "github.com/Dao-AILab/flash-attention", r"(flash_attn/|hopper/|ops/triton/|losses/cross)",
             ("memcalc/kernels/flash_loss.py",), version="2.8.3"),
     Project("apex", "github.com/NVIDIA/apex", r"csrc/megatron/"),
     Project("Transformer Engine", "github.com/NVIDIA/TransformerEngine",

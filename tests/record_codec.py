@@ -20,6 +20,7 @@ OFF = (
     ("tp_dims", "1"), ("autotp", False), ("packing", False), ("offload_activations", "none"),
     ("reentrant_checkpoints", False),
     ("quantize_storage", "uint8"), ("precision_aware_optimizer", False), ("fp8_param_gather", False),
+    ("flash_attention_version", 2),
 )  # fmt: skip
 """The values of options that switch something off, or leave a part of it on that was always on."""
 PLAIN = (NoneType, bool, int, float, str)

@@ -28,7 +28,7 @@ OPTIONS = (
     "--fp8-recipe", "--fp8-param-gather",
     "--precision-aware-optimizer", "--main-params-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype",
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
-    "--cublas-workspace-config", "--te-workspaces",
+    "--cublas-workspace-config", "--te-workspaces", "--flash-attention-version",
     "--use-orig-params", "--backward-prefetch", "--forward-prefetch", "--servers",
     "--comm-hook", "--powersgd-rank", "--compression-phase",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
@@ -110,7 +110,7 @@ DEFAULTS: dict[str, Any] = {
     "stage_layers": None, "microbatch_group_size": None, "cp_exchange_size": None, "wgrad_deferral_limit": None,
     "recompute_modules": None, "offload_modules": None, "reentrant_checkpoints": False,
     "fp8_recipe": None, "fp8_param_gather": False,
-    "rollout_batch_size": None, "num_mini_batches": None,
+    "rollout_batch_size": None, "num_mini_batches": None, "flash_attention_version": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 

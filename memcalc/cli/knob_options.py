@@ -23,6 +23,14 @@ TeWorkspaces = Annotated[
         "--te-workspaces",
     ),
 ]
+FlashAttentionVersion = Annotated[
+    int | None,
+    option(
+        "The flash-attn of --attention flash in transformers' layers: 2, or 3 on Hopper. (default: 2)",
+        KNOBS,
+        "--flash-attention-version",
+    ),
+]
 QuantizeStorage = Annotated[
     str | None,
     option(

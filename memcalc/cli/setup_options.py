@@ -103,6 +103,7 @@ def _setup(
     sync_each_micro_batch: o.SyncEachMicroBatch = None,
     cublas_workspace_config: k.CublasWorkspaceConfig = None,
     te_workspaces: k.TeWorkspaces = None,
+    flash_attention_version: k.FlashAttentionVersion = None,
     stage_layers: k.StageLayers = None,
     microbatch_group_size: k.MicrobatchGroupSize = None,
     cp_exchange_size: k.CpExchangeSize = None,

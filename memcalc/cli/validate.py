@@ -59,7 +59,7 @@ def validate(
     """Run the estimated step (transformers, torch, the engine) and print prediction and measurement side by side."""
     from memcalc.errors import InputError, one_line
     from memcalc.inputs.file_options import FILES
-    from memcalc.validate import as_trained, recording, run, suites
+    from memcalc.validate import recording, run, suites, with_flash
 
     model = o.model_of(name, model)
     given = o.setup_of(setup)
@@ -85,7 +85,7 @@ def validate(
         document: dict[str, Any] = {"schema_version": 1, "cases": made}
     else:
         try:
-            comparison = as_trained.validate(model, backend=backend, **given)
+            comparison = with_flash.validate(model, backend=backend, **given)
         except InputError:
             raise
         except Exception as error:  # raised by torch, transformers or the engine

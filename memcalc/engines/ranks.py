@@ -54,13 +54,22 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
     if setup.packing or moves or noisy or setup.has_flash_attn:
         from memcalc.tasks.fine_tuned import fine_tuned
 
-        return {None: fine_tuned(model, setup)}
+        return {None: fine_tuned(_of_one_rank(model, setup), setup)}
     if not setup.splits_layers:
         return {None: model}
     from memcalc.engines.parts import part_of, sharers
 
     own = part_of(model, setup)
     return {**sharers(own, setup)} if setup.shares_sequences else {None: own}
+
+
+def _of_one_rank(model: Model, setup: Setup) -> Model:
+    """Return the model, or a rank's part of it."""
+    if not setup.splits_layers:
+        return model
+    from memcalc.engines.parts import part_of
+
+    return part_of(model, setup)
 
 
 def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:

@@ -33,19 +33,40 @@ def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
     if setup.attention == "sdpa" and setup.kernels != "megatron":
         kernels = on_gpu(kernels, fused_kernels(setup.gpu))
     if setup.packing:
-        from memcalc.kernels.packed_attention import over_packed_rows
-        from memcalc.tasks.fine_tuned import packing_of
-
-        return over_packed_rows(kernels, setup.attention or "flash", packing_of(setup))
+        return _over_packed_rows(kernels, setup)
     if setup.has_flash_attn:
-        from memcalc.kernels.flash_attention import rounds_tokens, with_flash_attention
-
-        return with_flash_attention(kernels, pads=rounds_tokens(setup.seq_len))
+        kernels = _with_flash_attn(kernels, setup)
     if setup.cp == 1:
         return kernels
     from memcalc.kernels.ulysses import over_ranks
 
     return over_ranks(kernels, setup.cp)
+
+
+def _over_packed_rows(kernels: Kernels, setup: Setup) -> Kernels:
+    from memcalc.tasks.fine_tuned import longest_of, packing_of
+
+    if setup.flash_attention_version == 3:
+        from memcalc.kernels import flash_attention_3
+
+        return flash_attention_3.over_packed_rows(kernels, flash_attention_3.Rows(packing_of(setup), longest_of(setup)))
+    from memcalc.kernels.packed_attention import over_packed_rows
+
+    return over_packed_rows(kernels, setup.attention or "flash", packing_of(setup))
+
+
+def _with_flash_attn(kernels: Kernels, setup: Setup) -> Kernels:
+    if setup.padded:
+        from memcalc.kernels.unpadded_attention import without_padding
+
+        return without_padding(kernels, setup.flash_attention_version or 2)
+    if setup.flash_attention_version == 3:
+        from memcalc.kernels.flash_attention_3 import with_flash_attention_3
+
+        return with_flash_attention_3(kernels)
+    from memcalc.kernels.flash_attention import rounds_tokens, with_flash_attention
+
+    return with_flash_attention(kernels, pads=rounds_tokens(setup.seq_len))
 
 
 class _OfARun(Protocol):

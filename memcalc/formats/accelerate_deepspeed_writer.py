@@ -61,6 +61,7 @@ def _shared(setup: Setup) -> Part:
         "parallelism_config_sp_seq_length": setup.seq_len,
         "parallelism_config_sp_seq_length_is_variable": False,
     }
+    version = ("flash_attention_version",) if setup.has_flash_attn else ()
     if setup.attention == "flash":
-        keys["parallelism_config_sp_attn_implementation"] = "flash_attention_2"
-    return Part({"parallelism_config": keys}, frozenset({"cp", "cp_comm_type", "seq_len", "attention"}))
+        keys["parallelism_config_sp_attn_implementation"] = f"flash_attention_{setup.flash_attention_version or 2}"
+    return Part({"parallelism_config": keys}, frozenset({"cp", "cp_comm_type", "seq_len", "attention", *version}))

@@ -29,6 +29,8 @@ def with_flash_where_modelled(
     Operands of fp32 stay asked for, and are refused by the file's key: flash-attn raises for them, whatever is modelled.
     """
     attention = said.get("attention")
+    if given.get("attention", "flash") != "flash":
+        said = _without_version(said)
     if attention is None or "attention" in given or not isinstance(model, Model) or model.model_type == "layers":
         return dict(said), []
     asked = asked_options(given, said)
@@ -38,7 +40,7 @@ def with_flash_where_modelled(
     if engine == "megatron":
         if of_trainer is None or attention.where != of_trainer.where:
             return dict(said), []
-        out = {name: value for name, value in said.items() if name != "attention"}
+        out = {name: value for name, value in _without_version(said).items() if name != "attention"}
         return out, [f"{attention.where}: Megatron-Core's layers have their own attention, which is counted"]
     if attention.value != "flash" or asked.packing or _runs_gpt_model(asked, engine):
         return dict(said), []
@@ -47,7 +49,11 @@ def with_flash_where_modelled(
         return dict(said), []
     scores = ", which keeps whole matrices of scores" if kinds[0] == "eager" else ""
     note = f"{attention.where}: flash-attn is counted as {kinds[0]}{scores} ({why})"
-    return {**said, "attention": attention._replace(value=kinds[0])}, [note]
+    return {**_without_version(said), "attention": attention._replace(value=kinds[0])}, [note]
+
+
+def _without_version(said: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: value for name, value in said.items() if name != "flash_attention_version"}
 
 
 def _engine(options: Options) -> str:
@@ -71,9 +77,11 @@ def _runs_gpt_model(options: Options, engine: str) -> bool:
 def _refused(options: Options, engine: str, model: Model) -> str:
     """Return why flash-attn is not modelled; '' if it is."""
     from memcalc.kernels.flash_checks import check_flash
+    from memcalc.kernels.flash_version import flash_attention_version_of
 
     try:
         check_flash(options, engine, "bf16" if options.precision == "fp32" else options.precision, model)
+        flash_attention_version_of(options, "flash", engine, model)
     except InputError as error:
         return str(error)
     return ""

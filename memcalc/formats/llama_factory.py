@@ -276,12 +276,12 @@ def _read_attention(found: Findings) -> None:
         kind = section.choice(key, ("auto", "disabled", "off", "sdpa", "fa2", "fa3"))
     if kind in ("disabled", "off"):
         found.give("attention", key, "eager")
-    elif kind == "fa2":
+    elif kind in ("fa2", "fa3"):
         found.give("attention", key, "flash")
-    elif kind in ("sdpa", "fa3"):
-        found.give("attention", key, "sdpa")
         if kind == "fa3":
-            found.note(key, "counted as torch's own fused attention (sdpa)")
+            found.give("flash_attention_version", key, 3)
+    elif kind == "sdpa":
+        found.give("attention", key, "sdpa")
 
 
 def _read_liger(found: Findings, stage: str) -> None:

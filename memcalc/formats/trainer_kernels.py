@@ -11,11 +11,13 @@ PARTS: Final = ("rope", "rms_norm", "swiglu", "geglu")
 """Liger's parts of the layers, which `--liger` names."""
 FLASH: Final = "flash_attention_2"
 """The flash-attn package, as transformers calls it."""
+FLASH_3: Final = "flash_attention_3"
+"""flash-attn's third version, for Hopper."""
 _AS_SDPA: Final = "counted as torch's own fused attention (sdpa)"
 
 
 def read_attention(found: Findings, section: Section, key: str) -> None:
-    """Set attention by `attn_implementation`: eager, sdpa, flash-attn 2, or a fused kernel that keeps what sdpa does."""
+    """Set attention by `attn_implementation`: eager, sdpa, flash-attn, or a fused kernel that keeps what sdpa does."""
     text = section.text(key)
     if text is None:
         return
@@ -23,8 +25,10 @@ def read_attention(found: Findings, section: Section, key: str) -> None:
     if word in ("eager", "sdpa"):
         found.options["attention"] = section.value(key, word)
         return
-    if word == FLASH:
+    if word in (FLASH, FLASH_3):
         found.options["attention"] = section.value(key, "flash")
+        if word == FLASH_3:
+            found.options["flash_attention_version"] = section.value(key, 3)
         return
     if "flash" not in word and "/" not in word and word not in ("flex_attention", "xformers", "sage", "fp8"):
         section.refuse(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_ATTENTION: Final = ("eager", "sdpa", "flash_attention_2")
+_ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
 _OF_ADAPTERS: Final = frozenset({"lora_rank", "lora_targets", "lora_dropout", "dora", "modules_to_save"})
 
 
@@ -42,12 +42,14 @@ def model_part(setup: Setup, model: Model) -> Part:
 
 def _attention(setup: Setup, model: Model) -> Part:
     """Return the key of the attention, which is named where it is not the model's first."""
-    named = "flash_attention_2" if setup.attention == "flash" else setup.attention
+    version = setup.flash_attention_version or 2
+    named = f"flash_attention_{version}" if setup.attention == "flash" else setup.attention
     if named not in _ATTENTION:
         return Part({}, frozenset())
     first = model.program.attention_kinds[0]
     is_named = setup.attention != first or (setup.packing and setup.task != "sft")
-    return Part({"attn_implementation": named} if is_named else {}, frozenset({"attention"}))
+    says = frozenset({"attention", "flash_attention_version"} if setup.has_flash_attn else {"attention"})
+    return Part({"attn_implementation": named} if is_named else {}, says)
 
 
 def _name(model: Model) -> str | None:

@@ -88,6 +88,7 @@ def _without(setup: Setup, model: Model) -> dict[str, Any]:
         "precompute_reference": False,
         "num_generations": GENERATIONS if setup.task == "grpo" else None,
         "reentrant_checkpoints": False,
+        "flash_attention_version": 2,
         "network_gbps": _network(setup),
     }
     return {**Options._field_defaults, **own}

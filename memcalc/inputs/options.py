@@ -68,6 +68,7 @@ class Options(NamedTuple):
     sync_each_micro_batch: bool | None = None
     cublas_workspace_config: str | None = None
     te_workspaces: int | None = None
+    flash_attention_version: int | None = None
     use_orig_params: bool | None = None
     backward_prefetch: str | None = None
     forward_prefetch: bool | None = None
@@ -222,6 +223,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     "servers": (1, 10**6),
     "lora_rank": (0, 10**6),
     "te_workspaces": (0, 64),
+    "flash_attention_version": (2, 3),
     "powersgd_rank": (1, 10**6),
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),

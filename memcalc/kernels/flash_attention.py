@@ -66,7 +66,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, pad
 def _flash_attn_func(q: Tensor, k: Tensor, v: Tensor, pads: bool) -> Tensor:
     """Run flash_attn_func: q (batch, seq, heads, head_dim), k and v (batch, seq, kv_heads, head_dim) -> as q."""
     memory = q.memory
-    attends(memory, *_heads_first(q, k, v), q.dtype)
+    attends(memory, *heads_first(q, k, v), q.dtype)
     operands = tuple(aligned(x, name) for x, name in zip((q, k, v), ("queries", "keys", "values"), strict=True))
     whole = like(operands[0], "attention output")
     logsumexp = new_tensor(memory, (q.shape[0], q.shape[2], q.shape[1]), fp32, "attention logsumexp")
@@ -81,7 +81,7 @@ def _flash_attn_func(q: Tensor, k: Tensor, v: Tensor, pads: bool) -> Tensor:
 def _backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all saved tensors stay until the kernel is done
     q, k, v = saved[:3]
-    attends_backward(node.memory, *_heads_first(q, k, v), q.dtype)
+    attends_backward(node.memory, *heads_first(q, k, v), q.dtype)
     out = [like(x, f"{name} gradient") for x, name in zip((q, k, v), NAMES, strict=True)]
     _grad = aligned(grads[0], "gradient of the output")
     batch, tokens, heads, width = q.shape
@@ -94,7 +94,7 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [cut(x, shape) for x, (shape, _) in zip(out, node.metadata, strict=True)]
 
 
-def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Shape, Shape, Shape]:
+def heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Shape, Shape, Shape]:
     """Return the shapes as the products have them."""
     shapes = [(x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (q, k, v)]
     return shapes[0], shapes[1], shapes[2]

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 _ENGINES: Final = ("none", "ddp", "deepspeed", "fsdp2")
-_AXES: Final = ("tp", "pp", "cp", "ep")
 _NAME: Final = "attention"
 CHECKED: Final = (
     "apertus", "arcee", "bamba", "biogpt", "bitnet", "cohere", "cohere2", "cwm", "dbrx", "dots1", "ernie4_5",
@@ -35,11 +34,9 @@ def check_flash(options: Options, engine: str, precision: str, model: Model) -> 
         refuse(_NAME, "flash", f"for a {model.model_type} {NOT_YET}{kinds}")
     if engine not in _ENGINES:
         refuse(_NAME, "flash", f"with engine {engine} {NOT_YET}{kinds}, or --engine {', '.join(_ENGINES)}")
-    for axis in _AXES:
-        if getattr(options, axis) > 1:
-            refuse(_NAME, "flash", f"with --{axis} {getattr(options, axis)} {NOT_YET}{kinds}")
-    if options.padded:
-        refuse("padded", True, f"flash-attn drops the padding of each layer, which {NOT_YET}off, or --attention sdpa")
+    if options.cp > 1 and engine == "fsdp2":
+        why = f"torch's context parallelism replaces sdpa, and with --cp {options.cp} there is nothing else"
+        refuse(_NAME, "flash", f"{why}; allowed: sdpa, or --engine deepspeed, which exchanges heads (Ulysses)")
     if precision == "fp32":
         refuse(_NAME, "flash", f"flash-attn takes 16 bits, and precision is fp32; allowed: {kinds}")
     check_gpu(options)

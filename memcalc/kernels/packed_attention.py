@@ -59,14 +59,15 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, pac
     query, key, value = (transpose(x, 1, 2) for x in (q, k, v))
     query, key, value = as_autocast(query, key, value)
     query, key, value = (reshape(x, *x.shape[1:]) for x in (query, key, value))
-    out = _varlen(query, key, value, packing)
+    out = varlen(query, key, value, packing)
     return view(out, q.shape[0], *out.shape), None
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
-    """Run flash_attn_varlen_func: q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) -> as q."""
+def varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, bounds: tuple[Tensor, ...] = ()) -> Tensor:
+    """Run flash_attn_varlen_func: q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) -> as q. It saves `bounds`,
+    where the sequences begin; those of a batch are kept anyway."""
     memory = q.memory
-    attends(memory, *_sequences(q, k, v, packing), q.dtype)
+    attends(memory, *of_each_sequence(q, k, v, packing), q.dtype)
     operands = tuple(aligned(x, name) for x, name in zip((q, k, v), ("queries", "keys", "values"), strict=True))
     whole = like(operands[0], "attention output")  # laid out as the queries (empty_like)
     logsumexp = new_tensor(memory, (q.shape[1], q.shape[0]), fp32, "attention logsumexp")
@@ -74,14 +75,14 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
     out = cut(whole, q.shape)
     if recording(q, k, v):
         result = Tensor(whole.storage, whole.shape, whole.strides, whole.dtype)
-        out.node = Node(memory, _varlen_backward, (q, k, v), (*operands, result, logsumexp, state), packing)
+        out.node = Node(memory, _varlen_backward, (q, k, v), (*operands, result, logsumexp, *bounds, state), packing)
     return out
 
 
 def _varlen_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all saved tensors stay until the kernel is done
     q, k, v = saved[:3]
-    attends_backward(node.memory, *_sequences(q, k, v, node.context), q.dtype)
+    attends_backward(node.memory, *of_each_sequence(q, k, v, node.context), q.dtype)
     out = [like(x, f"{name} gradient") for x, name in zip((q, k, v), NAMES, strict=True)]
     _grad = aligned(grads[0], "gradient of the output")
     tokens, heads, width = q.shape
@@ -102,7 +103,7 @@ def _padded(tokens: Dim, of_each: int) -> Dim:
     return Dim(name, tokens.size + PADDED_TOKENS * count.size, poly)  # type: ignore[arg-type]
 
 
-def _sequences(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[Shape, Shape, Shape]:
+def of_each_sequence(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[Shape, Shape, Shape]:
     """Return the shapes of queries, keys and values as the products have them: each query with the keys of its own
     sequence."""
     batch, seq = q.shape[0].parts

@@ -1,4 +1,4 @@
-"""Notes on what a trainer of fine-tuning adds to a step: packed rows, activations on the host."""
+"""Notes on what a trainer of fine-tuning adds to a step: packed rows, padding, activations on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ if TYPE_CHECKING:
 
 def trainer_notes(report: Report) -> list[str]:
     """Return a sentence for each note; none without these options."""
-    return [*_of_packing(report), *_of_activations(report)]
+    return [*_of_packing(report), *_of_padding(report), *_of_activations(report)]
+
+
+def _of_padding(report: Report) -> list[str]:
+    if not (report.setup.padded and report.setup.has_flash_attn):
+        return []
+    return [
+        "padded: flash-attn drops padding in each layer; attention is counted for --seq-len tokens of each sequence, the most "
+        "that it can have"
+    ]
 
 
 def _of_packing(report: Report) -> list[str]:

@@ -227,8 +227,18 @@ def resolve(options: Options, model: Model | None) -> Setup:
         reentrant_checkpoints=bool(options.reentrant_checkpoints),
         rollout_batch_size=options.rollout_batch_size,
         num_mini_batches=options.num_mini_batches,
+        flash_attention_version=_flash_version(options, attention, engine, model),
         **_fp8(options, engine, precision, seq_len, model),
     )
+
+
+def _flash_version(options: Options, attention: str | None, engine: str, model: Model | None) -> int | None:
+    """Return the version of flash-attn in transformers' layers; None without it."""
+    if attention != "flash" and options.flash_attention_version is None:
+        return None
+    from memcalc.kernels.flash_version import flash_attention_version_of
+
+    return flash_attention_version_of(options, attention, engine, model)
 
 
 def check_reward_model(options: Options) -> None:

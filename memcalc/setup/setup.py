@@ -200,6 +200,8 @@ class Setup(NamedTuple):
     """The completions that PPO generates and scores together (`local_rollout_forward_batch_size`); None for other tasks."""
     num_mini_batches: int | None = None
     """The parts of PPO's batch, after each of which the trainer lets go of its variables; None for other tasks."""
+    flash_attention_version: int | None = None
+    """The flash-attn that transformers' layers run: 2 or 3; None: none."""
 
     @property
     def micro_batches(self) -> int:

@@ -24,6 +24,15 @@ def packing_of(setup: Setup) -> Packing:
     return Packing(max(1, ceil((setup.seq_len or 1) / given.mean)), round(given.attended))
 
 
+def longest_of(setup: Setup) -> int:
+    """Return the tokens of the longest sequence of packed rows."""
+    if setup.lengths is None:
+        return setup.seq_len or 1
+    from memcalc.inputs.lengths import lengths_of
+
+    return lengths_of(setup.lengths).longest
+
+
 def fine_tuned(model: Model, setup: Setup) -> Model:
     """Return the model as the trainer runs it.
 
@@ -35,13 +44,14 @@ def fine_tuned(model: Model, setup: Setup) -> Model:
 
     rows = packing_of(setup) if setup.packing else None
     offloads, noisy = setup.offload_activations != "none", setup.neftune_alpha is not None
-    padded = setup.has_flash_attn and rounds_tokens(setup.seq_len)
-    key = "fine-tuned", rows, setup.attention, offloads, noisy, padded
+    rounds = setup.has_flash_attn and not setup.padded and rounds_tokens(setup.seq_len)
+    rounds = rounds or setup.flash_attention_version == 3  # which counts tiles
+    key = "fine-tuned", rows, setup.attention, offloads, noisy, rounds
     if key not in model.profiles:
         own: Any = copy.copy(model.program)
         own.packed_rows, own.offloads_activations, own.noisy_embeddings = rows, offloads, noisy
         own.polynomial = own.polynomial and not offloads and (rows is None or setup.attention == "flash")
-        own.polynomial = own.polynomial and setup.lengths is None and not padded
+        own.polynomial = own.polynomial and setup.lengths is None and not rounds
         made = Model(model.name, model.model_type, own)
         made.tuning, made.whole, made.task = model.tuning, model.whole, model.task
         model.profiles[key] = made

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 from memcalc.inputs.model import Model
 from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.quantized.program import quantized
+from memcalc.quantized.targets import quantized_places
 from memcalc.tuning.adapted import with_adapters
 from memcalc.tuning.dora import DoraAdapters
 from memcalc.tuning.lora import LoraAdapters
 from memcalc.tuning.parts import ALLOWED, frozen_by
 from memcalc.tuning.saved import saved_by, without_saved
-from memcalc.tuning.targets import adapted_by
+from memcalc.tuning.targets import Targets, adapted_by
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.families.base.linear_modules import Place
+    from memcalc.families.base.module import LinearCall
     from memcalc.families.base.program import Program
     from memcalc.tuning.chosen import Tuning
 
@@ -42,6 +47,8 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
         refuse("lora_rank", lora.rank, f"for a {model.model_type}, which is traced, {NOT_YET}0")
     kind = DoraAdapters if lora.dora else LoraAdapters
     targets = adapted_by(model, lora.targets, lora.rank)
+    if tuning.quantization is not None and targets.parameters:
+        targets = _as_quantized(targets, quantized_places(program, model.model_type))
     calls, parameters = without_saved(targets.calls, lora.saved), targets.parameters
     if not calls and not parameters:
         refuse("modules_to_save", lora.saved, "leaves no linear layer to have an adapter; allowed: fewer modules")
@@ -55,6 +62,14 @@ def _adapted(model: Model, tuning: Tuning) -> Program:
     if tuning.quantization is not None:
         program = quantized(program, model.model_type, tuning.quantization)
     return with_adapters(program, adapters)
+
+
+def _as_quantized(targets: Targets, places: Mapping[Place, LinearCall]) -> Targets:
+    """Return the targets over a quantised base: a router that is a linear layer, whose weight is named as a parameter, gets the
+    adapter of a quantised layer (peft/tuners/lora/model.py, _create_new_module asks bitsandbytes first)."""
+    calls = {place: places[place] for place in targets.parameters if place in places}
+    parameters = {place: own for place, own in targets.parameters.items() if place not in calls}
+    return Targets({**targets.calls, **calls}, parameters)
 
 
 def _frozen(program: Program, text: str) -> Program:

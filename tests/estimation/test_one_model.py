@@ -90,7 +90,8 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     ),
     "lengths": ({"precision": "bf16", "packing": True}, ("8:1,16:1",)),
     "quantize_storage": (QUANTISED, ("bf16", "fp32")),
-    "te_workspaces": (MEGATRON, (0, 5)), "cublas_workspace_config": ({}, (":4096:8", ":0:0")),
+    "te_workspaces": (MEGATRON, (0, 5)), "flash_attention_version": ({"attention": "flash", "precision": "bf16"}, (3,)),
+    "cublas_workspace_config": ({}, (":4096:8", ":0:0")),
 }  # fmt: skip
 """Option -> a setup, and the values that are tried beside it."""
 NOT_HERE = {

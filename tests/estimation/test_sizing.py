@@ -24,6 +24,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "max_live_parameters": (0, 10**6), "max_reuse_distance": (0, 10**6), "param_persistence_threshold": (0, 10**6),
     "prefetch_bucket_size": (0, 10**6), "sub_group_size": (1, 10**6), "gradient_accumulation_fusion": (True, False),
     "attention_mask_in_dataloader": (True, False), "overlap_comm": (True, False), "te_workspaces": (0, 5),
+    "flash_attention_version": (2, 3),
     "cublas_workspace_config": (":4096:8",), "attention": ("eager", "sdpa", "flash"),
     "cross_entropy": ("eager", "chunked", "fused", "flash", "liger"), "padded": (True,), "expert_imbalance": (1.0, 2.0),
     "kernels": ("hf", "fused", "megatron"), "liger": ("rope",), "engine": ("none", "ddp", "fsdp2", "deepspeed", "megatron"),

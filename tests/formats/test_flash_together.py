@@ -53,7 +53,6 @@ def test_a_file_that_asks_for_it(content: dict[str, Any]) -> None:
     ("options", "why"),
     [
         ({"gpu": "v100-32gb"}, "compute capability 8.0"),
-        ({"padded": True}, "drops the padding"),
         ({"engine": "fsdp2", "gpus": 2, "zero": 3, "cp": 2, "precision": "bf16-mixed"}, "--cp 2"),
         ({"engine": "fsdp1", "gpus": 2, "zero": 3, "precision": "bf16-mixed"}, "engine fsdp1"),
     ],
@@ -76,10 +75,23 @@ def test_a_type_that_it_is_not_modelled_for() -> None:
 
 
 def test_kernels_that_are_not_modelled_are_noted_unless_an_option_replaces_them() -> None:
-    for kernel in ("flash_attention_3", "kernels-community/flash-attn2", "flex_attention"):
+    for kernel in ("kernels-community/flash-attn2", "flex_attention"):
         found = report(PLAIN | {"attn_implementation": kernel})
         assert found.setup.attention == "sdpa" and kernel in noted(found)
         assert not noted(report(PLAIN | {"attn_implementation": kernel}, attention="eager"))
+
+
+@pytest.mark.parametrize(
+    "content", [PLAIN | {"attn_implementation": "flash_attention_3"}, FACTORY | {"flash_attn": "fa3"}], ids=str
+)
+def test_a_file_that_asks_for_the_third_version(content: dict[str, Any]) -> None:
+    found = report(content, gpu="h100-80gb")
+    assert (found.setup.attention, found.setup.flash_attention_version) == ("flash", 3) and not noted(found)
+    ampere = report(content, gpu="a100-80gb")
+    assert (ampere.setup.attention, ampere.setup.flash_attention_version) == ("sdpa", None)
+    assert "flash-attn is counted as sdpa" in noted(ampere) and "9.0" in noted(ampere)
+    for options in ({"attention": "sdpa"}, {"flash_attention_version": 2}):
+        assert report(content, gpu="h100-80gb", **options).setup.flash_attention_version in (None, 2)
 
 
 def test_operands_of_fp32_are_refused_as_flash_attn_does() -> None:

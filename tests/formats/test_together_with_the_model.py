@@ -291,8 +291,8 @@ def test_the_flash_attention_package_of_ulysses() -> None:
         "parallelism_config": section,
     }  # fmt: skip
     report = report_of(accelerate=content)
-    assert (report.setup.cp, report.setup.attention) == (2, "sdpa")
-    assert "counted as sdpa" in notes(report)
+    assert (report.setup.cp, report.setup.attention) == (2, "flash")
+    assert "counted as sdpa" not in notes(report)
 
 
 # --- what is counted in the place of another value

@@ -113,8 +113,6 @@ def test_a_window_needs_no_mask() -> None:
         ("gemma-2-9b", {}, "--attention flash: for a gemma2 "),
         ("llama-7b", {"precision": "fp32"}, "--attention flash: flash-attn takes 16 bits, and precision is fp32; allowed: sdpa"),
         ("llama-7b", {"engine": "fsdp1", "gpus": 2}, "--attention flash: with engine fsdp1 .*allowed: sdpa, eager, or --engine"),
-        ("llama-7b", {"engine": "fsdp2", "gpus": 2, "tp": 2}, "--attention flash: with --tp 2 .*allowed: sdpa, eager"),
-        ("llama-7b", {"padded": True}, "--padded on: flash-attn drops the padding .*allowed: off, or --attention sdpa"),
         (LLAMA | {"head_dim": 264}, {}, "--attention flash: flash-attn takes heads of up to 256, not 264; allowed: sdpa"),
         ("llama-7b", {"gpu": "t4"}, "--attention flash: flash-attn needs compute capability 8.0, and t4 has 7.5; allowed: sdpa"),
         ("llama-7b", {"packing": True, "gpu": "v100-32gb"}, "flash-attn needs compute capability 8.0, and v100-32gb has 7.0"),

@@ -57,6 +57,11 @@ def test_families(family: str) -> None:
     step(case.fields, micro_batch_size=case.batch, seq_len=4 * case.seq, **BF16)
 
 
+def test_what_forward_holds_at_its_end() -> None:
+    """A product without bias saves its weight first: the input of the last one is among the five last tensors, and held."""
+    step(step_cases("olmo")[0].fields, micro_batch_size=2, seq_len=8, **BF16)
+
+
 @pytest.mark.parametrize("options", [{}, {"task": "sft", "recompute": "full"}], ids=str)
 def test_packed_rows(options: dict[str, Any]) -> None:
     step(LLAMA, micro_batch_size=2, seq_len=32, packing=True, **BF16 | options)

@@ -72,7 +72,9 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Te
     inputs = (a, b) if bias is None else (bias, a, b)
     node = None
     if recording(*inputs):
-        node = Node(a.memory, _mm_backward, inputs, _wanted_by_each_other(a, b), (name, b.shape, b.strides))
+        factors = _wanted_by_each_other(a, b)
+        saved = factors[::-1] if bias is None else factors  # by their names there: mat2 and self, or mat1 and mat2
+        node = Node(a.memory, _mm_backward, inputs, saved, (name, b.shape, b.strides))
     if bias is None:
         (out,) = selected(a.memory, PRODUCT, lambda: (_multiplied(a, b, name),))
     else:

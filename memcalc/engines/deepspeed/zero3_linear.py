@@ -41,4 +41,4 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     if node.needs(1):
         columns = transpose(reshape(grad, rows, grad.shape[-1]), 0, 1)
         grad_weight = mm(columns, reshape(x, rows, x.shape[-1]), name=f"{name} weight gradient")
-    return [grad_input, grad_weight, *(sum_to(grad, bias.shape) for bias in biases)]
+    return [grad_input, grad_weight, *(sum_to(grad, bias.shape) if node.needs(2) else None for bias in biases)]
