@@ -63,8 +63,8 @@ def _of_engine(inferred: Inferred) -> list[str]:
     engine = inferred.asked.engine
     version = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23"}[engine]
     out = [
-        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward, to which the engine's fused "
-        "kernels are close"
+        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward without scores of attention and "
+        "masks, which the engine's kernels do not write; its other fused kernels are close to it"
     ]
     if inferred.gpu is None:
         out.append("what the engine reserves depends on the GPU: give --gpu")
