@@ -9,6 +9,7 @@ from memcalc.errors import InputError
 from memcalc.inference.caches import DynamicCache, windows_of
 from memcalc.inference.heights import KV, STATE, On, highest
 from memcalc.inference.options import DTYPES, graph_bytes, kv_dtype_of
+from memcalc.inference.quantised_formats import GPTQ, MARLIN_GROUPS
 from memcalc.inference.serving import sglang, vllm
 from memcalc.inference.serving.graphs import AT_LEAST, STATIC_OUTPUT, vllm_graphs
 from memcalc.inference.serving.without_scores import without_scores
@@ -120,6 +121,10 @@ def check_served(inferred: Inferred) -> None:
         vllm.check_computes_quantised(inferred.gpu, asked.quantize or "none", DTYPES[asked.dtype])
         if DTYPES[asked.dtype].name == "bf16":
             vllm.check_computes_bf16(inferred.gpu)
+    made = None if inferred.method is None else inferred.method.format
+    if asked.engine == "vllm" and isinstance(made, GPTQ) and made.group not in MARLIN_GROUPS:
+        why = "vLLM runs GPTQ in Marlin alone and refuses other groups (auto_gptq.py, verify_marlin_supported)"
+        raise InputError(f"--group-size {made.group}: {why}; allowed: {', '.join(map(str, MARLIN_GROUPS))}")
     if asked.pp > 1:
         raise InputError(f"--pp {asked.pp}: a pipeline of {asked.engine} is not modelled; allowed: 1")
     layers = vllm.layers_of(inferred.model, asked.engine)
