@@ -61,7 +61,7 @@ class Rung:
     saves: int | None
     """Bytes that it saves over the rung before; negative if it needs more. None for a refused or the first one."""
     saves_of: Literal["device", "allocated"]
-    """The number that `saves` compares: `device`, or `allocated` where one of both has assumed fragments and the other does not."""
+    """The number that `saves` compares: `device`, or `allocated` where the fragments of one of both alone are assumed."""
     takes: float | None
     """The time of a step over that of the setup as given; None where one of both is not known."""
 

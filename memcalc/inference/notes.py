@@ -87,8 +87,8 @@ def _of_groups(inferred: Inferred) -> list[str]:
     if not isinstance(made, AWQ) or made.group in MARLIN_GROUPS:
         return []
     return [
-        f"groups of {made.group}: vLLM's Marlin takes {', '.join(map(str, MARLIN_GROUPS))} alone, so vLLM runs these layers in its "
-        "unoptimized AWQ kernels, which are slower; the bytes of weights are the same"
+        f"groups of {made.group}: vLLM's Marlin takes {', '.join(map(str, MARLIN_GROUPS))} alone, so vLLM runs these layers in "
+        "its unoptimized AWQ kernels, which are slower; the bytes of weights are the same"
     ]
 
 

@@ -50,8 +50,8 @@ def _of_flash(report: Report) -> list[str]:
     out: list[str] = []
     if gpu.vendor == "amd":
         out.append(
-            "attention flash on an AMD GPU: counted by the source of NVIDIA's kernels; what the build for ROCm (Composable Kernel "
-            "or Triton) keeps besides is not known"
+            "attention flash on an AMD GPU: counted by the source of NVIDIA's kernels; what the build for ROCm (Composable "
+            "Kernel or Triton) keeps besides is not known"
         )
     windows = model.program.cache_windows()
     narrow = [width for width in windows.values() if setup.seq_len is not None and width < setup.seq_len]

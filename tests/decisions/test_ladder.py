@@ -41,7 +41,8 @@ def test_a_rung_is_the_estimate_of_its_setup(case: dict[str, Any]) -> None:
         assert document["memory"] == own.to_dict()["memory"]
         assert document["fit"] == own.to_dict()["fit"]
         assert own.device is not None and before.device is not None
-        assert rung.saves == (before.device - own.device if rung.adds else None)
+        of = rung.saves_of
+        assert rung.saves == (getattr(before, of) - getattr(own, of) if rung.adds else None)
         first = found.rungs[0].report
         assert first is not None
         if rung.takes is not None:

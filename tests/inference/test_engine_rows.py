@@ -1,4 +1,4 @@
-"""A serving engine's table and its budget tell of one run; what is missing is all that is missing; groups that a kernel takes."""
+"""A serving engine's table and its budget tell of one run; what is missing is all that is missing; groups of a kernel."""
 
 from __future__ import annotations
 
