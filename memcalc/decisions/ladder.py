@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from memcalc.core.collector import without_collections
 from memcalc.core.dims import numel
@@ -59,7 +59,9 @@ class Rung:
     report: Report | None
     error: str | None
     saves: int | None
-    """Bytes of the device that it saves over the rung before; negative if it needs more. None for a refused or the first one."""
+    """Bytes that it saves over the rung before; negative if it needs more. None for a refused or the first one."""
+    saves_of: Literal["device", "allocated"]
+    """The number that `saves` compares: `device`, or `allocated` where the fragments of one of both alone are assumed."""
     takes: float | None
     """The time of a step over that of the setup as given; None where one of both is not known."""
 
@@ -75,6 +77,7 @@ class Rung:
             "time": None if one is None else time_document(one),
             "fit": None if one is None else fit_document(one),
             "saves": self.saves,
+            "saves_of": self.saves_of,
             "takes": self.takes,
             "error": self.error,
         }
@@ -127,7 +130,7 @@ def ladder(model: Any = None, *, params: Any = None, **options: Any) -> Ladder:
 
 def _climbed(model: Any, given: Mapping[str, Any], first: Report) -> Iterator[Rung]:
     below = first
-    yield Rung("as given", {}, {}, first, None, None, None)
+    yield Rung("as given", {}, {}, first, None, None, "device", None)
     flags: dict[str, Any] = {}
     for name, adds in RUNGS:
         if not _is_new(adds, below):
@@ -136,12 +139,23 @@ def _climbed(model: Any, given: Mapping[str, Any], first: Report) -> Iterator[Ru
         asked = {**flags, **adds}
         report, more, error = _first_that_runs(model, {**given, **asked}, below, adds)
         if report is None:
-            yield Rung(name, adds, asked, None, error, None, None)
+            yield Rung(name, adds, asked, None, error, None, "device", None)
             continue
         adds, asked = {**adds, **more}, {**asked, **more}
-        flags, saved = asked, below.device - report.device
-        yield Rung(name, adds, asked, report, None, saved, _longer(report, first))
+        flags, of = asked, _alike(below, report)
+        saved = below.device - report.device if of == "device" else below.allocated - report.allocated
+        yield Rung(name, adds, asked, report, None, saved, of, _longer(report, first))
         below = report
+
+
+def _alike(below: Report, report: Report) -> Literal["device", "allocated"]:
+    """Return the largest number that both reports have by the same rule: fragments that are assumed here and played or measured
+    there are no saving."""
+    return "device" if _fragments(below) == _fragments(report) else "allocated"
+
+
+def _fragments(report: Report) -> tuple[str, ...]:
+    return tuple(item.basis for item in report.overheads if item.component == "reserved")
 
 
 def _first_that_runs(

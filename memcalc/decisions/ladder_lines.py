@@ -60,7 +60,7 @@ def _columns(found: Ladder) -> list[Column]:
         Column("rung", [_name(rung) for rung in rungs], "left"),
         Column("peak", [NOTHING if rung.report is None else show_bytes(rung.report.peak) for rung in rungs]),
         Column("device", [_device(rung) for rung in rungs]),
-        Column("saves", [NOTHING if rung.saves is None else show_bytes(rung.saves) for rung in rungs]),
+        Column("saves", [_saves(rung) for rung in rungs]),
         Column("host", [_host(rung) for rung in rungs]),
         Column("step", [_time(rung) for rung in rungs]),
         Column("verdict", [_verdict(rung) for rung in rungs], "left"),
@@ -77,6 +77,12 @@ def _words(options: Mapping[str, Any]) -> str:
 
 def _device(rung: Rung) -> str:
     return NOTHING if rung.report is None else show_bytes(rung.report.device)
+
+
+def _saves(rung: Rung) -> str:
+    if rung.saves is None:
+        return NOTHING
+    return show_bytes(rung.saves) + ("*" if rung.saves_of == "allocated" else "")
 
 
 def _host(rung: Rung) -> str:
@@ -106,6 +112,11 @@ def _legend(found: Ladder) -> list[str]:
         "step: its time, and how much longer than the step as given",
         "each rung keeps those before it; a refused one is left out of what follows",
     ]
+    if any(rung.saves_of == "allocated" for rung in found.rungs):
+        lines.append(
+            "saves*: less that is allocated; fragments are assumed on one of both rungs and played on the other, so `device` "
+            "compares unlike things"
+        )
     missing = dict.fromkeys(
         rung.report.time.missing
         for rung in found.rungs

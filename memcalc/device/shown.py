@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LARGE_WORKSPACE: Final = 32 * MIB
 _LARGE: Final = ("9", "10", "12")  # Blackwell's since February 2026 (pytorch's pull request 175344)
+_ROCM_WORKSPACE: Final = 128 * MIB
+_ROCM_LARGE: Final = ("gfx94", "gfx95")
 _WORKSPACE: Final = 2 * 4 * MIB + 8 * 16 * KIB  # 8 519 680 B, ":4096:2:16:8"
 HANDLES: Final = 2
 _TE_HOPPER_WORKSPACE: Final = 32 * MIB + 1024
@@ -61,7 +63,9 @@ def _item(component: str, name: str, nbytes: int, formula: str, basis: str, sour
 
 def cublas_workspace(compute_capability: str) -> int:
     """Return the bytes of cuBLAS's workspace for one handle and stream, by torch's rule (parseChosenWorkspaceSize in
-    CublasHandlePool.cpp): 32 MiB on Hopper and Blackwell."""
+    CublasHandlePool.cpp): 32 MiB on Hopper and Blackwell. hipBLAS's on ROCm: 128 MiB on gfx94 and gfx95, 32 MiB elsewhere."""
+    if compute_capability.startswith("gfx"):
+        return _ROCM_WORKSPACE if compute_capability.startswith(_ROCM_LARGE) else _LARGE_WORKSPACE
     return _LARGE_WORKSPACE if compute_capability.split(".")[0] in _LARGE else _WORKSPACE
 
 
@@ -153,6 +157,8 @@ def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = T
         basis, source = "assumed", f"{source}; compute capability not known: the largest"
     elif measured is not None:
         basis, source = "measured", measured.source
+    elif gpu.vendor == "amd":
+        basis, source = "assumed", f"{source}; on ROCm hipBLAS's, and hipBLASLt's own of 76 MiB are not counted"
     out = [
         _item("allocator", "rounding of blocks to 512 B", lost, "per block", "exact", "CUDACachingAllocator.cpp"),
         _item("allocator", WORKSPACES, HANDLES * workspace, f"{HANDLES} handles·{workspace} B", basis, source),

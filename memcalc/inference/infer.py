@@ -43,12 +43,22 @@ def infer(model: str | os.PathLike[str] | Mapping[str, Any] | Model | None, **op
     loaded.check_step()
     asked = _with_lengths(loaded, asked)
     gpu = None if asked.gpu is None else load_gpu(asked.gpu)
-    inferred = Inferred(loaded, asked, gpu, ran(loaded, asked), method_for(loaded, asked, gpu))
+    inferred = Inferred(loaded, asked, gpu, _ran_by(loaded, asked), method_for(loaded, asked, gpu))
     if asked.engine != "transformers":
         from memcalc.inference.serving.served import check_served
 
         check_served(inferred)
     return inferred
+
+
+def _ran_by(model: Model, asked: Asked) -> Ran:
+    """Return the steps as the engine runs them."""
+    run = ran(model, asked)
+    if asked.engine == "transformers":
+        return run
+    from memcalc.inference.serving.without_scores import without_scores
+
+    return run._replace(prefill=without_scores(run.prefill), decodes=tuple(map(without_scores, run.decodes)))
 
 
 def method_for(model: Model, asked: Asked, gpu: GPU | None = None) -> Method | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.inference.quantised_formats import AWQ, MARLIN_GROUPS
 from memcalc.quantized.targets import OWN_CLASS
 
 if TYPE_CHECKING:
@@ -63,13 +64,13 @@ def _of_engine(inferred: Inferred) -> list[str]:
     engine = inferred.asked.engine
     version = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23"}[engine]
     out = [
-        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward, to which the engine's fused "
-        "kernels are close"
+        f"rules of {version}; rows, peaks and temporaries are those of transformers' forward without scores of attention and "
+        "masks, which the engine's kernels do not write; its other fused kernels are close to it"
     ]
     if inferred.gpu is None:
         out.append("what the engine reserves depends on the GPU: give --gpu")
     if engine == "vllm":
-        out += _of_graphs(inferred)
+        out += [*_of_graphs(inferred), *_of_groups(inferred)]
     if engine == "sglang" and inferred.serving is not None:
         out.append(
             "what SGLang leaves free for activations and CUDA graphs is its own rule; whether it is enough only a run tells"
@@ -78,6 +79,17 @@ def _of_engine(inferred: Inferred) -> list[str]:
             asked = f"--mem-fraction-static {inferred.asked.mem_fraction_static:g}"
             out.append(f"{asked} leaves less free than its own rule would leave, so whether it fits is not known")
     return out
+
+
+def _of_groups(inferred: Inferred) -> list[str]:
+    """Return a note for groups of AWQ that vLLM's Marlin does not take (auto_awq.py, get_quant_method)."""
+    made = None if inferred.method is None else inferred.method.format
+    if not isinstance(made, AWQ) or made.group in MARLIN_GROUPS:
+        return []
+    return [
+        f"groups of {made.group}: vLLM's Marlin takes {', '.join(map(str, MARLIN_GROUPS))} alone, so vLLM runs these layers in "
+        "its unoptimized AWQ kernels, which are slower; the bytes of weights are the same"
+    ]
 
 
 def _of_graphs(inferred: Inferred) -> list[str]:
@@ -109,6 +121,12 @@ def _of_states(inferred: Inferred) -> list[str]:
 def _of_the_run(inferred: Inferred) -> list[str]:
     """Return what to know of a forward that is not the usual one."""
     asked, model_type, out = inferred.asked, inferred.model.model_type, list[str]()
+    narrow = [w for w in inferred.model.program.cache_windows().values() if w < (asked.prompt_len or 0)]
+    if narrow and inferred.gpu is not None and (asked.engine != "transformers" or asked.attention == "flash"):
+        out.append(
+            f"the prefill's time of attention is that of all earlier tokens in {len(narrow)} layers that see a window of "
+            f"{min(narrow)}: the kernel skips the blocks outside of it, so these layers are faster"
+        )
     if asked.cache == "static":
         out.append(
             "steps with a static cache run op by op, as with `generate(disable_compile=True)`; on a GPU `generate` compiles the "

@@ -169,6 +169,10 @@ class Packed(NamedTuple):
         return _each(Dim(experts.name, experts.size * halves), self.stored(part, fan_in))
 
 
+MARLIN_GROUPS: Final = (-1, 32, 64, 128)
+"""The group sizes of vLLM's Marlin (vllm 0.33 layers/quantization/utils/marlin_utils.py, MARLIN_SUPPORTED_GROUP_SIZES)."""
+
+
 class GPTQ(NamedTuple):
     """GPTQ: codes packed along the inputs, zero points along the outputs, fp16 scales, and the group of each input."""
 

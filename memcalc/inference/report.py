@@ -349,8 +349,8 @@ class Inferred:
 
 def _fit_of(serving: Serving, gpu: GPU, batch: int) -> Fit:
     """Return whether a batch fits into the cache of a serving engine; what it needs are the reserved bytes that it fills."""
-    each = serving.cache / serving.max_concurrency if serving.max_concurrency else 0.0
-    headroom = round(serving.cache - batch * each) if each else min(serving.cache, -1)
+    each = serving.cache / serving.max_concurrency if serving.max_concurrency else serving.bytes_per_sequence
+    headroom = round(serving.cache - batch * each)
     fits = batch <= serving.sequences
     if fits and not serving.is_known:
         return Fit(gpu.name, gpu.capacity, None, headroom, serving.reserved - headroom)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.tasks.ppo import VALUE
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
-_SCORING: Final = ("reference model: ", "reward model: ")
-"""The beginnings of the rows of models that run one forward of a rollout (memcalc.tasks.reference, reward_model)."""
+_KEPT: Final = ("parameters", "buffers")
+_SCORING: Final = {
+    "reference model": "reference model: ", "reward model": "reward model: ", "value model": VALUE,
+}  # fmt: skip
+"""The models that run one forward of a rollout, and the beginnings of their rows (memcalc.tasks)."""
 
 
 def idle_in_rollout(report: Report) -> str:
@@ -18,7 +22,7 @@ def idle_in_rollout(report: Report) -> str:
     states = show_bytes(report.total("optimizer_states"))
     masters = ", fp32 masters among them" if report.setup.has_master_weights else ""
     scoring = [
-        f"the {name.removesuffix(': ')} {show_bytes(size)}" for name in _SCORING if (size := _bytes_of(report, name))
+        f"the {name} {show_bytes(size)}" for name, start in _SCORING.items() if (size := _bytes_of(report, start))
     ]
     besides = f"; idle but for one forward of it: {', '.join(scoring)}" if scoring else ""
     return (
@@ -28,4 +32,4 @@ def idle_in_rollout(report: Report) -> str:
 
 
 def _bytes_of(report: Report, name: str) -> int:
-    return sum(item.nbytes for item in report.items if item.name.startswith(name))
+    return sum(item.nbytes for item in report.items if item.component in _KEPT and item.name.startswith(name))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def input_notes(report: Report) -> list[str]:
     """Return a sentence for each note; usually none."""
     files = () if report.files is None else report.files.notes
-    return [*files, *report.model.notes, *_of_length(report), *_of_gpu(report)]
+    return [*files, *report.model.notes, *_of_length(report), *_of_gpu(report), *_of_flash(report)]
 
 
 def _of_length(report: Report) -> list[str]:
@@ -39,3 +39,25 @@ def _of_gpu(report: Report) -> list[str]:
         "less; times are not estimated, cuBLAS's workspaces are the largest of any GPU, and attention runs as on Ampere and "
         "later (a V100 or T4 may need more)"
     ]
+
+
+def _of_flash(report: Report) -> list[str]:
+    """Return what to know of flash-attn: AMD's build, and windows, whose blocks it skips
+    (flash-attn 2.8.3 csrc/flash_attn/src/flash_fwd_kernel.h, n_block_min)."""
+    setup, gpu, model = report.setup, report.gpu, report.model
+    if gpu is None or model is None or setup.attention != "flash":
+        return []
+    out: list[str] = []
+    if gpu.vendor == "amd":
+        out.append(
+            "attention flash on an AMD GPU: counted by the source of NVIDIA's kernels; what the build for ROCm (Composable "
+            "Kernel or Triton) keeps besides is not known"
+        )
+    windows = model.program.cache_windows()
+    narrow = [width for width in windows.values() if setup.seq_len is not None and width < setup.seq_len]
+    if narrow:
+        out.append(
+            f"time and FLOPs of attention are those of all earlier tokens in {len(narrow)} layers that see a window of "
+            f"{min(narrow)}: flash-attn skips the blocks outside of it, so these layers are faster"
+        )
+    return out

@@ -24,8 +24,10 @@ def notes_of_ppo(report: Report) -> list[str]:
         f"ppo: as {TRL_OF_PPO}, the last version with a PPOTrainer; {reference}, and a reward model and a value model of the "
         "policy's configuration and dtype, with a score of one output in place of the head, are on every GPU",
         "ppo: parameters, gradients and optimizer states count the policy and the value model; parameters the other models too",
-        f"ppo: a rank generates {local} completions of {s.completion_len} tokens, {s.rollout_batch_size} at a time, behind "
-        f"prompts of {s.seq_len - s.completion_len} tokens of one length; before the {steps} optimizer steps on them: {shown}",
+        f"ppo: a rank generates {_counted(local, 'completion')} of {_counted(s.completion_len, 'token')}, "
+        f"{s.rollout_batch_size} at a time, behind "
+        f"prompts of {_counted(s.seq_len - s.completion_len, 'token')} of one length; before the "
+        f"{_counted(steps, 'optimizer step')} on them: {shown}",
         "ppo: the trainer keeps the fp32 logits of all responses' tokens from one generation to the next; time, FLOPs and "
         "communication are those of one optimizer step",
         idle_in_rollout(report),
@@ -40,3 +42,7 @@ def notes_of_ppo(report: Report) -> list[str]:
         out.append(f"ppo: the highest phase is {rollout.highest.name}, and not the training step")
     out.append("ppo: its allocations are not played through the allocator, whose reserve is assumed")
     return out
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

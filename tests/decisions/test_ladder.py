@@ -41,7 +41,8 @@ def test_a_rung_is_the_estimate_of_its_setup(case: dict[str, Any]) -> None:
         assert document["memory"] == own.to_dict()["memory"]
         assert document["fit"] == own.to_dict()["fit"]
         assert own.device is not None and before.device is not None
-        assert rung.saves == (before.device - own.device if rung.adds else None)
+        of = rung.saves_of
+        assert rung.saves == (getattr(before, of) - getattr(own, of) if rung.adds else None)
         first = found.rungs[0].report
         assert first is not None
         if rung.takes is not None:
@@ -124,3 +125,23 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_has_no_ladder(capsys: pytest.CaptureFixture[str], arguments: str, words: tuple[str, ...]) -> None:
     check_refused(here(capsys, "fit", *arguments.split(), "--ladder"), *words)
+
+
+def test_a_saving_compares_like_with_like() -> None:
+    """ZeRO-3's allocations are not played here, those of the rung below are: assumed fragments are no cost of the rung."""
+    found = climbed(model="gpt2", gpus=8, gpu="t4", precision="fp16-mixed")
+    below, seen = None, set[str]()
+    for rung in found.rungs:
+        if rung.report is None:
+            continue
+        if below is not None:
+            ways = [{i.basis for i in one.overheads if i.component == "reserved"} for one in (below, rung.report)]
+            assert rung.saves_of == ("device" if ways[0] == ways[1] else "allocated")
+            assert rung.saves == getattr(below, rung.saves_of) - getattr(rung.report, rung.saves_of)
+            assert rung.to_dict()["saves_of"] == rung.saves_of
+            seen.add(rung.saves_of)
+        below = rung.report
+    assert seen == {"device", "allocated"}
+    out = io.StringIO()
+    print_ladder(found, out)
+    assert "saves*: less that is allocated" in out.getvalue()

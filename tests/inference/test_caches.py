@@ -82,3 +82,14 @@ def test_layers_say_what_they_keep() -> None:
     assert {one.kind for one in cache_layers(memcalc.load_model("t5-small").program)} == {"full", "cross"}
     falcon = cache_layers(memcalc.load_model("falcon-40b").program)
     assert {one.kv_heads for one in falcon} == {128}  # transformers repeats the 8 heads before it caches them
+
+
+@pytest.mark.parametrize(("model_type", "attention"), [("qwen2", "sdpa"), ("gemma2", "eager")])
+def test_a_window_of_one(model_type: str, attention: str) -> None:
+    """A layer with a window of one keeps all tokens, as `[-1 + 1:]` is all of them, and its mask covers the new token alone."""
+    (fields, *_) = (dict(case.fields) for case in step_cases(model_type) if case.fields.get("sliding_window"))
+    fields["sliding_window"] = 1
+    real = generated(fields, 5, 17, 1, attention=attention)
+    report = memcalc.infer(fields, batch_size=5, prompt_len=17, new_tokens=1, attention=attention)
+    assert report.kv_cache == real[1].held
+    assert (report.prefill_peak, report.decode_peak) == (real[0].peak, real[1].peak)

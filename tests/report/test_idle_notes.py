@@ -39,3 +39,15 @@ def test_models_that_score_are_idle_but_for_one_forward() -> None:
     assert f"the reference model {show_bytes(2 * parameters + buffers)}" in with_reference
     four, _ = note(task="ppo", precision="bf16")
     assert "the reference model " in four and "the reward model " in four
+
+
+def test_the_value_model_is_idle_but_for_one_forward() -> None:
+    four, report = note(task="ppo", precision="bf16")
+    kept = [i for i in report.items if i.name.startswith("value_model.") and i.component in ("parameters", "buffers")]
+    assert f"the value model {show_bytes(sum(i.nbytes for i in kept))}" in four
+    assert "value model" not in note(task="grpo", precision="bf16", beta=0.1)[0]
+
+
+def test_one_completion_is_one() -> None:
+    report = memcalc.estimate(LLAMA, task="ppo", seq_len=64, completion_len=16, micro_batch_size=1, precision="bf16")
+    assert any("a rank generates 1 completion of 16 tokens" in one for one in report.to_dict()["notes"])

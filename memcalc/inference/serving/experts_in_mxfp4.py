@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import Dim
-from memcalc.core.dtypes import uint8
+from memcalc.core.dtypes import fp32, uint8
 from memcalc.families.base.replacing import Stored
 from memcalc.inference.quantised_formats import MXFP4, up
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from memcalc.inference.weights import Method
     from memcalc.inputs.gpu import GPU
 
+_HOPPER: Final = "9"
+_DATA_CENTER_BLACKWELL: Final = "10"
 _BLOCK: Final = 32
 """The elements that share an exponent."""
 _ROUNDED: Final = (
@@ -68,13 +70,16 @@ class OnHopper(NamedTuple):
 
 
 def on(gpu: GPU, method: Method) -> Method:
-    """Return the method as vLLM stores it on a GPU: padded, with biases in the model's dtype."""
+    """Return the method as vLLM stores it on a GPU: padded, with biases in fp32, and in the model's dtype for Marlin
+    (oracle/mxfp4.py, convert_gpt_oss_weight_to_mxfp4_moe_kernel_format; marlin_utils_fp4.py, permute_bias)."""
+    major = gpu.compute_capability.partition(".")[0]
     made: Format = Rounded(256, 128)
     if gpu.vendor == "amd":
         made = Rounded(256, 256)
-    elif gpu.compute_capability.partition(".")[0] == "9":
+    elif major == _HOPPER:
         made = OnHopper()
-    return method._replace(format=made, rule=method.rule._replace(expert_bias=None))
+    in_fp32 = gpu.vendor == "amd" or major in (_HOPPER, _DATA_CENTER_BLACKWELL)
+    return method._replace(format=made, rule=method.rule._replace(expert_bias=fp32 if in_fp32 else None))
 
 
 def _padded(dim: Dim, step: int) -> Dim:

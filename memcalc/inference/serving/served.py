@@ -9,8 +9,10 @@ from memcalc.errors import InputError
 from memcalc.inference.caches import DynamicCache, windows_of
 from memcalc.inference.heights import KV, STATE, On, highest
 from memcalc.inference.options import DTYPES, graph_bytes, kv_dtype_of
+from memcalc.inference.quantised_formats import GPTQ, MARLIN_GROUPS
 from memcalc.inference.serving import sglang, vllm
 from memcalc.inference.serving.graphs import AT_LEAST, STATIC_OUTPUT, vllm_graphs
+from memcalc.inference.serving.without_scores import without_scores
 from memcalc.inference.steps import Workload, prefill
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
 ENGINES: Final = ("transformers", "vllm", "sglang")
 _FP32: Final = 4
-_TOKENS: Final = ("prompt", "(prompt+1)")
-"""The names of a prefill's tokens; gpt-oss joins a sink to them."""
 
 
 class Serving(NamedTuple):
@@ -51,6 +51,8 @@ class Serving(NamedTuple):
     blocks_per_sequence: int | None
     groups: tuple[int, ...]
     """The layers of each group of vLLM's blocks."""
+    bytes_per_sequence: int
+    """The cache's bytes of one sequence of the run's length."""
     max_concurrency: float
     """Sequences of the run's length that the cache holds, as vLLM prints them."""
     max_batch: int
@@ -119,6 +121,10 @@ def check_served(inferred: Inferred) -> None:
         vllm.check_computes_quantised(inferred.gpu, asked.quantize or "none", DTYPES[asked.dtype])
         if DTYPES[asked.dtype].name == "bf16":
             vllm.check_computes_bf16(inferred.gpu)
+    made = None if inferred.method is None else inferred.method.format
+    if asked.engine == "vllm" and isinstance(made, GPTQ) and made.group not in MARLIN_GROUPS:
+        why = "vLLM runs GPTQ in Marlin alone and refuses other groups (auto_gptq.py, verify_marlin_supported)"
+        raise InputError(f"--group-size {made.group}: {why}; allowed: {', '.join(map(str, MARLIN_GROUPS))}")
     if asked.pp > 1:
         raise InputError(f"--pp {asked.pp}: a pipeline of {asked.engine} is not modelled; allowed: 1")
     layers = vllm.layers_of(inferred.model, asked.engine)
@@ -164,6 +170,7 @@ def _vllm(inferred: Inferred, gpu: GPU) -> Serving:
         bytes_per_block=plan.bytes_per_block,
         blocks_per_sequence=plan.blocks_per_sequence,
         groups=tuple(len(group.layers) for group in plan.groups),
+        bytes_per_sequence=plan.blocks_per_sequence * plan.bytes_per_block,
         max_concurrency=plan.max_concurrency,
         max_batch=batch.sequences,
         sequences=min(plan.sequences, batch.sequences),
@@ -200,6 +207,7 @@ def _sglang(inferred: Inferred, gpu: GPU) -> Serving:
         bytes_per_block=None,
         blocks_per_sequence=None,
         groups=(),
+        bytes_per_sequence=pool.nbytes(length),
         max_concurrency=pool.tokens / length if pool.tokens else float(fit),
         max_batch=most,
         sequences=min(fit, most),
@@ -224,15 +232,10 @@ def profile_peak(inferred: Inferred, tokens: int, sequences: int) -> int:
     scale = inferred.scale(batch)
 
     def size(row: StorageRow) -> int:
-        return 0 if row.component in (KV, STATE) or _is_of_pairs(row) else scale.nbytes(row)
+        return 0 if row.component in (KV, STATE) else scale.nbytes(row)
 
-    on = On(prefill(program, work, DynamicCache(windows, full)), inferred.stage)
+    on = On(without_scores(prefill(program, work, DynamicCache(windows, full))), inferred.stage)
     return max(logits, highest(on, size).nbytes)
-
-
-def _is_of_pairs(row: StorageRow) -> bool:
-    """Tell whether a tensor has a number for each pair of tokens, as scores of attention and masks have."""
-    return sum(dim.name in _TOKENS for dim in row.shape) > 1
 
 
 def _vocabulary(inferred: Inferred) -> int:

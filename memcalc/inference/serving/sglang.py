@@ -9,6 +9,7 @@ model_executor/pool_configurator.py). A cache of slots of one token each has no 
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.errors import InputError
@@ -86,6 +87,16 @@ class Pool(NamedTuple):
     bytes_per_token: float
     window: int
     page_size: int
+    only_sliding: bool = False
+    """True if no layer has full attention."""
+
+    def nbytes(self, length: int) -> int:
+        """Return the bytes that a cache needs for one sequence of `length` tokens."""
+        pages = -(-length // self.page_size) * self.page_size
+        if not self.window:
+            return ceil(self.bytes_per_token * pages)
+        held = min(length, self.window) + self.page_size
+        return ceil(self.bytes_per_token * (held if self.only_sliding else max(pages, held / SWA_RATIO)))
 
     def sequences(self, length: int) -> int:
         """Return the sequences of `length` tokens that fit at once. A sliding layer holds the window and a page at most."""
@@ -182,7 +193,7 @@ def pool(
     available = max(0, available)
     if not full:
         tokens = _whole(available // windowed, page_size) if windowed else 0
-        return Pool(0, tokens, windowed, window, page_size)
+        return Pool(0, tokens, windowed, window, page_size, only_sliding=True)
     cell = full + SWA_RATIO * windowed if windowed else full
     tokens = _whole(int(available // cell), page_size)
     return Pool(tokens, _whole(int(tokens * SWA_RATIO), page_size) if windowed else 0, cell, window, page_size)
