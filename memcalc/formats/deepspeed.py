@@ -16,13 +16,13 @@ from memcalc.formats.deepspeed_names import (
     IGNORED,
     NOT_MODELLED,
     OFFLOAD_KEYS,
-    OPTIMIZERS,
     PRECISION_KEYS,
     REMOVED,
     SECTIONS,
     ZERO_IGNORED,
     ZERO_KEYS,
 )
+from memcalc.formats.deepspeed_optimizer import read_optimizer
 from memcalc.formats.found import ACCUMULATION, Found, Value
 from memcalc.formats.section import AUTO, Section
 
@@ -67,7 +67,7 @@ def read(file: str, content: Mapping[str, Any], others: Others) -> Found:
     options |= _precision(top, others)
     options |= _batches(top)
     options |= _clipping(top)
-    options |= _optimizer(top, offloads=_offloads(options))
+    options |= read_optimizer(top, offloads=_offloads(options))
     options |= _parallel(top)
     options |= _overlap(zero, stage)
     options |= _plus_plus(zero, stage)
@@ -228,42 +228,6 @@ def _clipping(top: Section) -> dict[str, Value]:
     if most is None:  # the engine clips by its own default, whatever the Trainer's arguments say
         return {"clip_grad_norm": Value(True, f"{top.where('gradient_clipping')}, its default")}
     return {"clip_grad_norm": top.value("gradient_clipping", most > 0)}
-
-
-def _optimizer(top: Section, *, offloads: bool) -> dict[str, Value]:
-    """Return the optimizer. Without this section it is the client's. On the host it has no implementation of torch's."""
-    if "optimizer" not in top:
-        top.ignore("optimizer")
-        return {}
-    section = top.section("optimizer")
-    kind = section.text("type")
-    if kind is None:
-        section.refuse("type", f"allowed: {', '.join(OPTIMIZERS)}")
-    if kind.lower() not in OPTIMIZERS:
-        section.refuse("type", f"is not modelled; allowed: {', '.join(OPTIMIZERS)}")
-    params = section.section("params")
-    optimizer = OPTIMIZERS[kind.lower()]
-    if optimizer == "adamw" and params.flag("adam_w_mode") is False and kind.lower() == "adam":
-        optimizer = "adam"
-    if kind.lower() == "sgd" and (params.number("momentum") or 0) > 0:
-        optimizer = "sgd-momentum"
-    fp16 = top.section("fp16")
-    if optimizer in ("lamb", "onebit-lamb") and fp16.flag("enabled") and fp16.number("loss_scale"):
-        fp16.refuse("loss_scale", f"DeepSpeed refuses a static loss scale with {kind}; allowed: 0")
-    out = {"optimizer": section.value("type", optimizer)}
-    if params.flag("torch_adam") and not offloads:
-        out["optimizer_implementation"] = _implementation_of_torch(params, params.where("torch_adam"))
-    elif kind.lower() == "sgd":
-        out["optimizer_implementation"] = _implementation_of_torch(params, section.where("type"))
-    return out
-
-
-def _implementation_of_torch(params: Section, where: str) -> Value:
-    """Return the implementation of an optimizer of torch's, which `where` asks for: unless it is told otherwise, it
-    updates all parameters at once on a GPU."""
-    if params.flag("fused"):
-        return params.value("fused", "fused")
-    return params.value("foreach", "for-loop") if params.flag("foreach") is False else Value("foreach", where)
 
 
 def _parallel(top: Section) -> dict[str, Value]:

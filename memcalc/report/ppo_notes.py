@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def notes_of_ppo(report: Report) -> list[str]:
     """Return the notes, one sentence or two each."""
     s, rollout = report.setup, report.rollout
-    if rollout is None or s.completion_len is None or s.seq_len is None:
+    if rollout is None or s.completion_len is None or s.seq_len is None or s.num_iterations is None:
         return []
     local, steps = s.micro_batch_size * s.micro_batches, s.num_iterations
     shown = ", ".join(f"{name} {show_bytes(size)}" for name, size in rollout.peaks.items())
