@@ -82,7 +82,10 @@ def _of_engine(inferred: Inferred) -> list[str]:
 
 
 def _of_groups(inferred: Inferred) -> list[str]:
-    """Return a note for groups of AWQ that vLLM's Marlin does not take (auto_awq.py, get_quant_method)."""
+    """Return a note for groups of AWQ that vLLM's Marlin does not take.
+
+    Source: vllm/model_executor/layers/quantization/auto_awq.py, get_quant_method.
+    """
     made = None if inferred.method is None else inferred.method.format
     if not isinstance(made, AWQ) or made.group in MARLIN_GROUPS:
         return []

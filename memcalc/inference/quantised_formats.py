@@ -170,7 +170,8 @@ class Packed(NamedTuple):
 
 
 MARLIN_GROUPS: Final = (-1, 32, 64, 128)
-"""The group sizes of vLLM's Marlin (vllm 0.33 layers/quantization/utils/marlin_utils.py, MARLIN_SUPPORTED_GROUP_SIZES)."""
+"""The group sizes of vLLM's Marlin (MARLIN_SUPPORTED_GROUP_SIZES in vllm 0.33,
+vllm/model_executor/layers/quantization/utils/marlin_utils.py)."""
 
 
 class GPTQ(NamedTuple):

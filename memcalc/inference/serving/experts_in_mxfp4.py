@@ -70,8 +70,11 @@ class OnHopper(NamedTuple):
 
 
 def on(gpu: GPU, method: Method) -> Method:
-    """Return the method as vLLM stores it on a GPU: padded, with biases in fp32, and in the model's dtype for Marlin
-    (oracle/mxfp4.py, convert_gpt_oss_weight_to_mxfp4_moe_kernel_format; marlin_utils_fp4.py, permute_bias)."""
+    """Return the method as vLLM stores it on a GPU: padded, with biases in fp32, and in the model's dtype for Marlin.
+
+    Sources: vllm/model_executor/layers/fused_moe/oracle/mxfp4.py, convert_gpt_oss_weight_to_mxfp4_moe_kernel_format;
+    vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py, permute_bias.
+    """
     major = gpu.compute_capability.partition(".")[0]
     made: Format = Rounded(256, 128)
     if gpu.vendor == "amd":

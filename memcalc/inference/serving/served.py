@@ -123,7 +123,7 @@ def check_served(inferred: Inferred) -> None:
             vllm.check_computes_bf16(inferred.gpu)
     made = None if inferred.method is None else inferred.method.format
     if asked.engine == "vllm" and isinstance(made, GPTQ) and made.group not in MARLIN_GROUPS:
-        why = "vLLM runs GPTQ in Marlin alone and refuses other groups (auto_gptq.py, verify_marlin_supported)"
+        why = "vLLM runs GPTQ in Marlin alone and refuses other groups"
         raise InputError(f"--group-size {made.group}: {why}; allowed: {', '.join(map(str, MARLIN_GROUPS))}")
     if asked.pp > 1:
         raise InputError(f"--pp {asked.pp}: a pipeline of {asked.engine} is not modelled; allowed: 1")
