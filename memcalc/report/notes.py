@@ -40,6 +40,7 @@ def notes(report: Report) -> list[str]:
         *_of_dora(report),
         *_of_int8(report),
         *_of_shards(report),
+        *_of_padding(report),
         *_of_base(report),
         *_of_fp8(report),
         *_of_decompositions(report),
@@ -287,6 +288,16 @@ def _of_shards(report: Report) -> list[str]:
     from memcalc.report.shards_notes import shards_notes
 
     return shards_notes(report)
+
+
+def _of_padding(report: Report) -> list[str]:
+    """Return a note on FSDP2's padding, for shards of the whole model in its own dtypes."""
+    s = report.setup
+    if s.engine != "fsdp2" or report.states_only or s.shards == 1 or s.tp * s.ep > 1 or s.quantize != "none":
+        return []
+    from memcalc.report.padding_notes import padding_notes
+
+    return padding_notes(report)
 
 
 def _of_base(report: Report) -> list[str]:
