@@ -24,7 +24,7 @@ def test_json_is_what_python_returns(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("arguments", [FITS, NOTHING])
 @pytest.mark.parametrize("check", [True, False])
-@pytest.mark.parametrize("json_too", [True, False])
+@pytest.mark.parametrize("json_too", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_check_tells_by_the_status(
     arguments: tuple[str, ...], check: bool, json_too: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

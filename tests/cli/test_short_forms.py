@@ -28,7 +28,15 @@ def test_a_model_and_a_size_contradict_each_other(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("given", "tokens"), [("4k", 4096), ("4K", 4096), ("128k", 131072), ("1M", 2**20), ("1m", 2**20), ("4096", 4096)]
+    ("given", "tokens"),
+    [
+        ("4k", 4096),
+        ("1M", 2**20),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("4K", 4096), ("128k", 131072), ("1m", 2**20), ("4096", 4096))
+        ),
+    ],
 )
 def test_lengths_in_powers_of_1024(given: str, tokens: int, capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("-s", "--seq-len"):

@@ -96,6 +96,7 @@ def test_of_several_micro_batches(hook: str) -> None:
     check(LLAMA, hook, micro_batches=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "recompute"), crossed(["bf16", "powersgd"], ["none", "full"]))
 def test_long_sequences(hook: str, recompute: str) -> None:
     """Activations set the peak: it is at no bucket's end, or at one in the middle."""

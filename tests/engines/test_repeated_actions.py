@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from crossed import crossed
 
 import memcalc
 from memcalc.engines.fsdp2 import pipeline, pipeline_step
@@ -51,7 +52,7 @@ def estimated(config: dict[str, Any], options: dict[str, Any], pp: int = 4, many
     )
 
 
-@pytest.mark.parametrize("config", [TINY, MIXTRAL], ids=["dense", "experts"])
+@pytest.mark.parametrize("config", [TINY, pytest.param(MIXTRAL, marks=pytest.mark.slow)], ids=["dense", "experts"])
 @pytest.mark.parametrize(
     "options",
     [*SETUPS[::3], *(pytest.param(one, marks=pytest.mark.slow) for one in SETUPS if one not in SETUPS[::3])],
@@ -89,7 +90,10 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize(("options", "most"), [(SETUPS[0], 45), (SETUPS[1], 40), (SETUPS[4], 80), (SETUPS[5], 70)])
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [(SETUPS[0], 45), *(pytest.param(SETUPS[i], n, marks=pytest.mark.slow) for i, n in ((1, 40), (4, 80), (5, 70)))],
+)
 def test_forwards_do_not_grow_with_micro_batches_and_ranks(
     options: dict[str, Any], most: int, forwards: list[int]
 ) -> None:
@@ -144,9 +148,9 @@ def test_no_action_is_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
         _ = estimated(TINY, options).peak
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(
+    ("schedule", "recompute", "zero"), crossed(["gpipe", "1f1b", "interleaved"], ["none", "full"], [2, 3])
+)
 def test_ranks_that_are_left_out_are_no_fuller(schedule: str, recompute: str, zero: int) -> None:
     options = {"schedule": schedule, "recompute": recompute, "zero": zero}
     report = estimated(TINY, options | ({"virtual_stages": 2} if schedule == "interleaved" else {}), pp=6)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from crossed import crossed
 from pictured import SETUPS, pictured
 
 from memcalc.pictures.clock import clock_of
@@ -26,8 +27,7 @@ def of(name: str, gpu: str | None = H100) -> dict[str, Any]:
     return json.loads(trace_bytes(timeline, report, compressed=False))
 
 
-@pytest.mark.parametrize("gpu", [None, H100])
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(("name", "gpu"), crossed(list(SETUPS), [None, H100]))
 def test_slices_of_a_lane_nest(name: str, gpu: str | None) -> None:
     lanes: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for event in of(name, gpu)["traceEvents"]:

@@ -168,6 +168,7 @@ def test_a_plan_considers_them_only_if_asked() -> None:
     assert schedules(schedule="chimera") == {"chimera"}
 
 
+@pytest.mark.slow
 def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     ran = here(
         capsys, "compare", "-m", "llama-7b", "--gpus", "8", "--pp", "4", "--zero", "2", "--seq-len", "512",

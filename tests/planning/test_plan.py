@@ -104,6 +104,7 @@ def test_a_limit_narrows_the_search() -> None:
     assert {one.layout.tp for one in found.plans} >= {1, 2}
 
 
+@pytest.mark.slow
 def test_a_given_option_is_fixed() -> None:
     found = memcalc.plan("gpt2", **ASKED, pp=2, recompute="full", top=50)
     assert {(one.layout.pp, one.layout.recompute) for one in found.plans} == {(2, "full")}

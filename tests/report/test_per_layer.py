@@ -279,6 +279,7 @@ def test_what_a_layer_sends_twice_says_so() -> None:
     assert all(s.formula.startswith("2·") is (s.calls == 2) for s in sent)
 
 
+@pytest.mark.slow
 def test_a_traced_model_has_the_layers_that_it_has() -> None:
     """The language model of an encoder-decoder configuration can be its decoder alone."""
     mbart = {"model_type": "mbart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 96,

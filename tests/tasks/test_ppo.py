@@ -38,7 +38,9 @@ def check(model: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "options"), [(LLAMA, {}), (GPT2, {"precision": "fp32", "micro_batch_size": 1})], ids=named
+    ("model", "options"),
+    [(LLAMA, {}), pytest.param(GPT2, {"precision": "fp32", "micro_batch_size": 1}, marks=pytest.mark.slow)],
+    ids=named,
 )
 def test_an_iteration(model: dict[str, Any], options: dict[str, Any]) -> None:
     check(model, options)

@@ -60,9 +60,14 @@ def weights_of_mixtral(targets: str) -> Any:
     "options",
     [
         {"micro_batch_size": 2, "seq_len": 24},
-        {"lora_rank": 8, "recompute": "full", "lora_targets": "w1,w3,gate"},
-        {"engine": "ddp", "gpus": 2, "precision": "bf16-autocast"},
-        {"engine": "deepspeed", "gpus": 2, "zero": 2, "precision": "bf16-mixed"},
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (
+                {"lora_rank": 8, "recompute": "full", "lora_targets": "w1,w3,gate"},
+                {"engine": "ddp", "gpus": 2, "precision": "bf16-autocast"},
+                {"engine": "deepspeed", "gpus": 2, "zero": 2, "precision": "bf16-mixed"},
+            )
+        ),
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )

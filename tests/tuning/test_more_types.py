@@ -50,13 +50,16 @@ def test_a_step_of_deberta(number: int, options: dict[str, Any]) -> None:
     same(run.validate(dict(case.fields), lora_rank=3, lora_targets="all-linear", **workload, **options))
 
 
-@pytest.mark.parametrize("options", [{"recompute": "full"}, {"recompute": "op"}], ids=["full", "op"])
+@pytest.mark.parametrize(
+    "options", [{"recompute": "full"}, pytest.param({"recompute": "op"}, marks=pytest.mark.slow)], ids=["full", "op"]
+)
 def test_a_frame_holds_what_no_graph_does(options: dict[str, Any]) -> None:
     """MegatronBertModel makes the token types itself: they live until its forward ends, also where the table of types is frozen
     and saves no indices."""
     same(run.validate(MEGATRON_BERT, freeze="embeddings", precision="bf16", micro_batch_size=2, seq_len=16, **options))
 
 
+@pytest.mark.slow
 def test_each_stack_looks_up_in_its_own_table() -> None:
     """Of BART without tied weights: a leaf, and its gradient, of each stack are left behind. Nobody uses the shared table."""
     (_, case, *_) = step_cases("bart")
@@ -64,7 +67,7 @@ def test_each_stack_looks_up_in_its_own_table() -> None:
     same(run.validate(dict(case.fields), freeze="embeddings", recompute="full", precision="bf16", seq_len=case.seq))
 
 
-@pytest.mark.parametrize("family", ["biogpt", "falcon"])
+@pytest.mark.parametrize("family", ["biogpt", pytest.param("falcon", marks=pytest.mark.slow)])
 def test_a_given_mask_takes_the_place_of_a_mask_of_ones(family: str) -> None:
     """BioGptModel makes a mask of ones if it is given none, and FalconModel one for its alibi."""
     case = next(case for case in step_cases(family) if family == "biogpt" or case.fields.get("alibi"))

@@ -376,6 +376,7 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert comparison.worst.error < 0
 
 
+@pytest.mark.slow
 def test_modes_and_patches_are_gone_afterwards() -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
     enabled, logsigmoid = torch.is_autocast_enabled, torch.nn.functional.logsigmoid

@@ -51,7 +51,11 @@ def refused(fields: dict[str, Any], seq_len: int, **thresholds: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("fields", [LLAMA, QWEN2, GPT2], ids=["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize(
+    "fields",
+    [LLAMA, *(pytest.param(one, marks=pytest.mark.slow) for one in (QWEN2, GPT2))],
+    ids=["llama", "qwen2", "gpt2"],
+)
 @pytest.mark.parametrize(
     "thresholds",
     [
