@@ -6,6 +6,7 @@ import gc
 import io
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -156,7 +157,7 @@ def _run(names: list[str], args: list[str]) -> int:
     except Exit as error:
         return error.exit_code
     except usage_error as error:
-        return _fail(one_line(_misused(error), 300))
+        return _fail(one_line(_misused(error, args), 300))
     except InputError as error:
         return _fail(str(error))
     except (Abort, KeyboardInterrupt):
@@ -180,7 +181,7 @@ def _reader_gone() -> int:
     return 0
 
 
-def _misused(error: Any) -> str:
+def _misused(error: Any, words: Sequence[str]) -> str:
     """Return what the parser of the command line refuses: the option or the word, and what works."""
     message, option = error.format_message(), getattr(error, "option_name", None)
     if hasattr(error, "possibilities"):
@@ -192,6 +193,10 @@ def _misused(error: Any) -> str:
         _, _, wrong = message.rpartition("' ")
         return f"{option}: {wrong.rstrip('.')}"
     if message.startswith("Got unexpected extra argument"):
+        taken = {name: one for one in error.cmd.params for name in one.opts}
+        for name, value in pairwise(words):  # an option has taken the next one as its value, and left that one's over
+            if value in taken and name in taken and not getattr(taken[name], "is_flag", False):
+                return f"{name}: requires an argument, and {value} is an option"
         usage = " ".join(error.cmd.collect_usage_pieces(error.ctx))
         several = "; several models with commas: memcalc compare" if "MODEL" in usage else ""
         words = message.rpartition("(")[2].rstrip(")")

@@ -145,6 +145,14 @@ def test_stages_of_an_encoder_are_not_run_on_a_gpu(capsys: pytest.CaptureFixture
         (["estimate", "a", "b"], "b: too many words; allowed: memcalc estimate [OPTIONS] [MODEL]; several models"),
         (["quiz", "a"], "a: too many words; allowed: memcalc quiz [OPTIONS]"),
         (
+            ["infer", "gpt2", "--zero-inference", "--gpu", "t4"],
+            "--zero-inference: requires an argument, and --gpu is an option",
+        ),
+        (
+            ["estimate", "gpt2", "--recompute", "--gpus", "8"],
+            "--recompute: requires an argument, and --gpus is an option",
+        ),
+        (
             ["estimate", "llama-7b", "-s", "4kk"],
             "--seq-len 4kk: allowed: a whole number from 1 to 100000000 (4k is 4096)",
         ),
