@@ -84,7 +84,7 @@ def workspace_of(gpu: GPU | None) -> int:
 
 def _capability(gpu: GPU | None) -> str:
     """Return the compute capability for the rules of workspaces; '' without a GPU. A GPU that is given by its memory alone
-    counts as Hopper, which has the largest workspace by either rule."""
+    counts as Hopper, which has the largest workspaces of NVIDIA's."""
     return "" if gpu is None else gpu.compute_capability or "9.0"
 
 

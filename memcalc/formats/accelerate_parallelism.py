@@ -149,8 +149,8 @@ def _exchanged(sizes: Sizes) -> dict[str, Value]:
         if attention not in _ATTENTIONS and not is_hosted:
             section.refuse(kernel, f"allowed: {', '.join(_ATTENTIONS)}")
         out["attention"] = section.value(kernel, "sdpa" if attention == "sdpa" else "flash")
-        if attention == "flash_attention_3":
-            out["flash_attention_version"] = section.value(kernel, 3)
+        if attention in ("flash_attention_2", "flash_attention_3"):
+            out["flash_attention_version"] = section.value(kernel, int(attention[-1]))
     length = section.whole(f"{PREFIX}sp_seq_length", 1)
     if section.flag(f"{PREFIX}sp_seq_length_is_variable") is False and length is not None:
         out["seq_len"] = section.value(f"{PREFIX}sp_seq_length", length)

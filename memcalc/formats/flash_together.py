@@ -29,7 +29,7 @@ def with_flash_where_modelled(
     Operands of fp32 stay asked for, and are refused by the file's key: flash-attn raises for them, whatever is modelled.
     """
     attention = said.get("attention")
-    if given.get("attention", "flash") != "flash":
+    if "attention" in given:
         said = _without_version(said)
     if attention is None or "attention" in given or not isinstance(model, Model) or model.model_type == "layers":
         return dict(said), []
@@ -42,11 +42,14 @@ def with_flash_where_modelled(
             return dict(said), []
         out = {name: value for name, value in _without_version(said).items() if name != "attention"}
         return out, [f"{attention.where}: Megatron-Core's layers have their own attention, which is counted"]
-    if attention.value != "flash" or asked.packing or _runs_gpt_model(asked, engine):
-        return dict(said), []
+    if attention.value != "flash" or _runs_gpt_model(asked, engine):
+        return _without_version(said), []
     why, kinds = _refused(asked, engine, model), model.program.attention_kinds
-    if not why or not kinds:
+    if not why or not kinds or "flash_attention_version" in given:  # an option is refused with its reason
         return dict(said), []
+    if asked.packing:
+        again = f"{attention.where}: flash-attn 3 is counted as flash-attn 2 ({why})"
+        return _without_version(said), [again] if asked.flash_attention_version == 3 else []
     scores = ", which keeps whole matrices of scores" if kinds[0] == "eager" else ""
     note = f"{attention.where}: flash-attn is counted as {kinds[0]}{scores} ({why})"
     return {**_without_version(said), "attention": attention._replace(value=kinds[0])}, [note]

@@ -278,8 +278,7 @@ def _read_attention(found: Findings) -> None:
         found.give("attention", key, "eager")
     elif kind in ("fa2", "fa3"):
         found.give("attention", key, "flash")
-        if kind == "fa3":
-            found.give("flash_attention_version", key, 3)
+        found.give("flash_attention_version", key, 3 if kind == "fa3" else 2)
     elif kind == "sdpa":
         found.give("attention", key, "sdpa")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -37,14 +37,17 @@ _WINNERS: Final = {
 """An option of which two files may say different things -> the one that its tools use."""
 _GIVES_WAY: Final = ("optimizer_implementation", "attention", "kernels", "cross_entropy")
 """The options of files that give way where the engine or the model has nothing like them."""
+_OF_LAYERS: Final = ("attention", "flash_attention_version")
+"""The options of a trainer's file that are of transformers' layers."""
 _MATCHED: Final = ("micro_batch_size", ACCUMULATION)
 """The options that the Trainer compares with a DeepSpeed file's (transformers/integrations/deepspeed.py, fill_match)."""
 _DECIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": (
         "zero", "shard_group", REPLICAS, "offload_optimizer", "offload_params", "sequence_parallel", "cross_entropy",
         "cp_comm_type", "schedule", "virtual_stages", "first_stage_layers", "last_stage_layers", "sync_each_micro_batch",
-        "grad_dtype", "kernels", "attention", "optimizer_implementation", "gradient_accumulation_fusion",
-        "attention_mask_in_dataloader", "reduce_bucket_size", "max_live_parameters", "max_reuse_distance",
+        "grad_dtype", "kernels", "attention", "flash_attention_version", "optimizer_implementation",
+        "gradient_accumulation_fusion", "attention_mask_in_dataloader", "reduce_bucket_size", "max_live_parameters",
+        "max_reuse_distance",
         "param_persistence_threshold", "prefetch_bucket_size", "sub_group_size", "overlap_comm",
         "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size",
         "nvme_optimizer_buffer_count", "nvme_buffer_count", "nvme_buffer_size", "nvme_max_in_cpu", "nvme_threads",
@@ -90,7 +93,8 @@ def merged(model: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any],
         if one.option == "training_args" and "engine" not in one.found.options
     ]
     said = with_precision_of_engine(given, _said(files, given), trainer[0] if trainer else None)
-    said = _that_still_go(said, given)
+    of_layers = {name: _of_trainer(files, name) for name in _OF_LAYERS}
+    said = _that_still_go(said, given, {name for name, value in of_layers.items() if value is not None})
     said, of_trainer = with_reentry_of_trainer(given, said)
     check_flat(given, said)
     said, of_fsdp1 = with_fsdp1_where_modelled(model, given, said)
@@ -306,10 +310,11 @@ def _said(files: list[Read], given: Mapping[str, Any]) -> dict[str, Value]:
     return {option: value for option, value in out.items() if value.value is not None}
 
 
-def _that_still_go(said: Mapping[str, Value], given: Mapping[str, Any]) -> dict[str, Value]:
-    """Return what files say, without what went with a value that a given option replaces."""
+def _that_still_go(said: Mapping[str, Value], given: Mapping[str, Any], stays: Set[str]) -> dict[str, Value]:
+    """Return what files say, without what went with a value that a given option replaces. `stays`: options that the file of a
+    trainer says of the model's layers, whatever the engine is."""
     replaced = [name for name in _DECIDES if name in given and name in said and given[name] != said[name].value]
-    gone = {option for name in replaced for option in _DECIDES[name]}
+    gone = {option for name in replaced for option in _DECIDES[name]} - stays
     return {name: value for name, value in said.items() if name not in gone}
 
 

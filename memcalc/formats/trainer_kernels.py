@@ -27,8 +27,7 @@ def read_attention(found: Findings, section: Section, key: str) -> None:
         return
     if word in (FLASH, FLASH_3):
         found.options["attention"] = section.value(key, "flash")
-        if word == FLASH_3:
-            found.options["flash_attention_version"] = section.value(key, 3)
+        found.options["flash_attention_version"] = section.value(key, 3 if word == FLASH_3 else 2)
         return
     if "flash" not in word and "/" not in word and word not in ("flex_attention", "xformers", "sage", "fp8"):
         section.refuse(

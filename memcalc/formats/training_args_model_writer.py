@@ -48,7 +48,7 @@ def _attention(setup: Setup, model: Model) -> Part:
         return Part({}, frozenset())
     first = model.program.attention_kinds[0]
     is_named = setup.attention != first or (setup.packing and setup.task != "sft")
-    says = frozenset({"attention", "flash_attention_version"} if setup.has_flash_attn else {"attention"})
+    says = frozenset({"attention", "flash_attention_version"} if setup.flash_attention_version else {"attention"})
     return Part({"attn_implementation": named} if is_named else {}, says)
 
 

@@ -67,6 +67,10 @@ def _of_engine(inferred: Inferred) -> list[str]:
         f"rules of {version}; rows, peaks and temporaries are those of transformers' forward without scores of attention and "
         "masks, which the engine's kernels do not write; its other fused kernels are close to it"
     ]
+    if inferred.gpu is not None and inferred.asked.attention == "eager":
+        out.append(
+            "the time of attention is that of transformers' eager attention, which writes scores; the engine's kernels take less"
+        )
     if inferred.gpu is None:
         out.append("what the engine reserves depends on the GPU: give --gpu")
     if engine == "vllm":
@@ -76,8 +80,11 @@ def _of_engine(inferred: Inferred) -> list[str]:
             "what SGLang leaves free for activations and CUDA graphs is its own rule; whether it is enough only a run tells"
         )
         if inferred.serving.is_tight:
-            asked = f"--mem-fraction-static {inferred.asked.mem_fraction_static:g}"
-            out.append(f"{asked} leaves less free than its own rule would leave, so whether it fits is not known")
+            given, share = inferred.asked.mem_fraction_static, f"{inferred.serving.share:g}"
+            asked = f"SGLang's own fraction, {share}," if given is None else f"--mem-fraction-static {share}"
+            out.append(
+                f"{asked} leaves less free than the parts of its rule add up to, so whether it fits is not known"
+            )
     return out
 
 

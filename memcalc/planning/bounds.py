@@ -185,6 +185,8 @@ class Floors:
         if not each:
             return 0
         plain = (self._frozen - self._frozen_codes) / _HALF
+        if self._frozen_codes:  # what is plain beside codes has 16 bits, whatever trains
+            plain *= min(1.0, _HALF / each)
         whole, sharded = (part * (plain + self._frozen_codes / each) for part in (of.whole, of.sharded))
         return self._on_a_gpu(layout, whole, sharded)
 

@@ -36,7 +36,7 @@ def _of_gpu(report: Report) -> list[str]:
         return []
     return [
         f"--gpu {gpu.name}: assumes that a process can use all {show_bytes(gpu.capacity)}; a real card has a little more or "
-        "less; times are not estimated, cuBLAS's workspaces are the largest of any GPU, and attention runs as on Ampere and "
+        "less; times are not estimated, cuBLAS's workspaces are the largest of NVIDIA's, and attention runs as on Ampere and "
         "later (a V100 or T4 may need more)"
     ]
 

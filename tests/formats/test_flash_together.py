@@ -94,6 +94,37 @@ def test_a_file_that_asks_for_the_third_version(content: dict[str, Any]) -> None
         assert report(content, gpu="h100-80gb", **options).setup.flash_attention_version in (None, 2)
 
 
+def test_an_option_replaces_the_files_version() -> None:
+    third = PLAIN | {"attn_implementation": "flash_attention_3"}
+    found = report(third, gpu="a100-80gb", attention="flash")
+    assert (found.setup.attention, found.setup.flash_attention_version) == ("flash", 2)
+    for content, why in ((PLAIN | KEY, "9.0"), (third, "9.0")):
+        with pytest.raises(InputError, match=f"--flash-attention-version 3: .*{why}"):
+            report(content, gpu="a100-80gb", flash_attention_version=3)
+
+
+def test_packed_rows_on_other_gpus_are_counted_with_the_second_version() -> None:
+    third = SFT | {"attn_implementation": "flash_attention_3", "packing": True}
+    found = report(third, gpu="a100-80gb")
+    assert (found.setup.packing, found.setup.attention, found.setup.flash_attention_version) == (True, "flash", 2)
+    assert "flash-attn 3 is counted as flash-attn 2" in noted(found)
+    assert report(third, gpu="h100-80gb").setup.flash_attention_version == 3
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_another_engine_leaves_the_layers_attention(version: int) -> None:
+    """A DeepSpeed section decides what belongs to its engine; the kernel is the model's."""
+    content = PLAIN | {
+        "attn_implementation": f"flash_attention_{version}",
+        "deepspeed": {"zero_optimization": {"stage": 3}},
+    }
+    for options in ({}, {"engine": "fsdp2", "zero": 3}, {"engine": "ddp", "zero": 0}):
+        found = report(content, gpus=2, precision="bf16-mixed" if options.get("engine") != "ddp" else "bf16", **options)
+        assert (found.setup.attention, found.setup.flash_attention_version) == ("flash", version), options
+    megatron = report(content, gpus=2, engine="megatron", zero=0, precision="bf16-mixed")
+    assert megatron.setup.flash_attention_version is None and "Megatron-Core's layers" in noted(megatron)
+
+
 def test_operands_of_fp32_are_refused_as_flash_attn_does() -> None:
     with pytest.raises(InputError, match=r"--attention flash: .*16 bits.*attn_implementation"):
         report({"per_device_train_batch_size": 1} | KEY)

@@ -12,6 +12,7 @@ import pytest
 import memcalc
 from memcalc.core.dtypes import bf16, fp8
 from memcalc.inference.layers import cache_layers
+from memcalc.inference.notes import notes
 from memcalc.inference.serving.sglang import SWA_RATIO, Pool, chunks, fraction, pool, static
 from memcalc.inputs.gpu import GPU, Quantity, load_gpu
 from memcalc.units import GIB
@@ -78,3 +79,13 @@ def test_the_static_memory() -> None:
 def test_what_is_refused(name: str) -> None:
     with pytest.raises(memcalc.InputError, match="--engine sglang"):
         cached(name, GIB)
+
+
+@pytest.mark.parametrize("gpu", ["t4", "rtx3060", "rtx5080", "v100-16gb", "l4", "h100-80gb"])
+def test_the_note_on_a_fraction_that_nobody_gave(gpu: str) -> None:
+    """On small GPUs SGLang's own fraction leaves less than its parts add up to."""
+    report = memcalc.infer("qwen2.5-0.5b", engine="sglang", gpu=gpu, prompt_len=2000)
+    assert report.serving is not None
+    told = [note for note in notes(report) if "leaves less free" in note]
+    assert bool(told) == report.serving.is_tight
+    assert all(note.startswith(f"SGLang's own fraction, {report.serving.share:g}, ") for note in told)

@@ -45,6 +45,25 @@ def test_no_bound_is_above_the_exact_number(trained: dict[str, Any]) -> None:
             assert not exact.fits or bound.seconds <= exact.seconds, layout
 
 
+def test_weights_beside_codes_have_16_bits_in_the_bound() -> None:
+    """Embeddings and head of a quantised base are bf16, though FSDP2's shards of what trains are fp32."""
+    question = {
+        "gpus": 1,
+        "engine": "fsdp2",
+        "zero": 2,
+        "global_batch_size": 1,
+        "seq_len": 128,
+        "precision": "bf16-mixed",
+    }
+    tuned = {"lora_rank": 8, "quantize": "nf4", "recompute": "full"}
+    found, layouts, fixed = every_layout("llama-3-8b", question | tuned, "rtx3060")
+    base = base_of(fixed, found.model)
+    evaluator = Evaluator(tasked(found.model, base), base, fixed)
+    (layout,) = [one for one in layouts if not evaluator.refusal(one)]
+    exact = evaluator.exact(layout)
+    assert exact.fits and evaluator.floor(layout).nbytes + outside_of(layout) <= exact.nbytes
+
+
 @pytest.mark.parametrize(("trained", "itemsize"), [({"lora_rank": 8}, 2), ({"lora_rank": 8, "quantize": "nf4"}, 0.5)])
 def test_the_bound_of_the_states_has_the_frozen_weights(trained: dict[str, Any], itemsize: float) -> None:
     """A rank of DDP has all of them, and one of ZeRO-3 its share; at the bottom of both is the size that is stored."""

@@ -77,7 +77,8 @@ class Serving(NamedTuple):
 
     @property
     def is_tight(self) -> bool:
-        """Tell whether SGLang was asked to leave less than its own rule does, by more than the rule's rounding."""
+        """Tell whether SGLang leaves less than the parts of its own rule add up to, by more than the rule's rounding: as it was
+        asked to, or by its own fraction for a small GPU."""
         return self.left + self.left // 50 < sum(part.nbytes for part in self.reserve)
 
     def room_for_graphs(self, batch: int) -> int | None:
