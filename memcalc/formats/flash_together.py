@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.errors import InputError
 from memcalc.formats.asked import asked_options
 from memcalc.inputs.model import Model
+from memcalc.kernels.flash_version import flash_attention_version_of, runs_gpt_model
 
 if TYPE_CHECKING:
     from memcalc.formats.found import Value
@@ -42,7 +43,7 @@ def with_flash_where_modelled(
             return dict(said), []
         out = {name: value for name, value in _without_version(said).items() if name != "attention"}
         return out, [f"{attention.where}: Megatron-Core's layers have their own attention, which is counted"]
-    if attention.value != "flash" or _runs_gpt_model(asked, engine):
+    if attention.value != "flash" or runs_gpt_model(asked, engine):
         return _without_version(said), []
     why, kinds = _refused(asked, engine, model), model.program.attention_kinds
     if not why or not kinds or "flash_attention_version" in given:  # an option is refused with its reason
@@ -72,15 +73,9 @@ def _engine(options: Options) -> str:
     return "ddp"
 
 
-def _runs_gpt_model(options: Options, engine: str) -> bool:
-    """Tell whether Megatron-DeepSpeed's GPTModel runs, whose attention is the flash-attn package."""
-    return engine == "deepspeed" and max(options.tp, options.pp) > 1 and not options.autotp
-
-
 def _refused(options: Options, engine: str, model: Model) -> str:
     """Return why flash-attn is not modelled; '' if it is."""
     from memcalc.kernels.flash_checks import check_flash
-    from memcalc.kernels.flash_version import flash_attention_version_of
 
     try:
         check_flash(options, engine, "bf16" if options.precision == "fp32" else options.precision, model)

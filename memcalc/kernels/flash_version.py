@@ -17,7 +17,7 @@ def flash_attention_version_of(options: Options, attention: str | None, engine: 
     """Return the version, 2 by default; None if transformers' layers run no flash-attn. Raises InputError for one that is not
     asked for, and for a third that does not run."""
     given = options.flash_attention_version
-    of_gpt = engine == "megatron" or options.kernels == "megatron" or _runs_gpt_model(options, engine)
+    of_gpt = engine == "megatron" or options.kernels == "megatron" or runs_gpt_model(options, engine)
     if attention != "flash" or of_gpt or model is None:
         if given is not None:
             refuse(_NAME, given, "is of flash-attn in transformers' layers; allowed: with --attention flash")
@@ -27,7 +27,8 @@ def flash_attention_version_of(options: Options, attention: str | None, engine: 
     return given or 2
 
 
-def _runs_gpt_model(options: Options, engine: str) -> bool:
+def runs_gpt_model(options: Options, engine: str) -> bool:
+    """Tell whether Megatron-DeepSpeed's GPTModel runs, whose attention is the flash-attn package."""
     return engine == "deepspeed" and max(options.tp, options.pp) > 1 and not options.autotp
 
 
