@@ -12,12 +12,13 @@ from memcalc.formats.accelerate_processes import Processes
 from memcalc.formats.accelerate_sections import unread
 from memcalc.formats.found import Found, Value
 from memcalc.formats.section import Section
+from memcalc.formats.trainer_kernels import VERSIONS
 
 PREFIX: Final = "parallelism_config_"
 _SIZES: Final = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 _RINGS: Final = {"allgather": "all_gather", "alltoall": "p2p"}
 """torch's rotation of keys and values, in memcalc's words: its alltoall sends all to one neighbour."""
-_ATTENTIONS: Final = ("sdpa", "flash_attention_2", "flash_attention_3")
+_ATTENTIONS: Final = ("sdpa", *VERSIONS)
 _NEEDS_FSDP: Final = "needs distributed_type FSDP with fsdp_version 2; allowed: 1"
 _OF_AXES: Final = tuple(
     PREFIX + name
@@ -149,8 +150,8 @@ def _exchanged(sizes: Sizes) -> dict[str, Value]:
         if attention not in _ATTENTIONS and not is_hosted:
             section.refuse(kernel, f"allowed: {', '.join(_ATTENTIONS)}")
         out["attention"] = section.value(kernel, "sdpa" if attention == "sdpa" else "flash")
-        if attention in ("flash_attention_2", "flash_attention_3"):
-            out["flash_attention_version"] = section.value(kernel, int(attention[-1]))
+        if attention in VERSIONS:
+            out["flash_attention_version"] = section.value(kernel, VERSIONS[attention])
     length = section.whole(f"{PREFIX}sp_seq_length", 1)
     if section.flag(f"{PREFIX}sp_seq_length_is_variable") is False and length is not None:
         out["seq_len"] = section.value(f"{PREFIX}sp_seq_length", length)

@@ -11,8 +11,8 @@ PARTS: Final = ("rope", "rms_norm", "swiglu", "geglu")
 """Liger's parts of the layers, which `--liger` names."""
 FLASH: Final = "flash_attention_2"
 """The flash-attn package, as transformers calls it."""
-FLASH_3: Final = "flash_attention_3"
-"""flash-attn's third version, for Hopper."""
+VERSIONS: Final = {FLASH: 2, "flash_attention_3": 3}
+"""The versions of the package, by their names there."""
 _AS_SDPA: Final = "counted as torch's own fused attention (sdpa)"
 
 
@@ -25,9 +25,9 @@ def read_attention(found: Findings, section: Section, key: str) -> None:
     if word in ("eager", "sdpa"):
         found.options["attention"] = section.value(key, word)
         return
-    if word in (FLASH, FLASH_3):
+    if word in VERSIONS:
         found.options["attention"] = section.value(key, "flash")
-        found.options["flash_attention_version"] = section.value(key, 3 if word == FLASH_3 else 2)
+        found.options["flash_attention_version"] = section.value(key, VERSIONS[word])
         return
     if "flash" not in word and "/" not in word and word not in ("flex_attention", "xformers", "sage", "fp8"):
         section.refuse(

@@ -165,9 +165,7 @@ class DynamicCache:
             layer = next((i for i in self.cached if i not in self.windows), 0)
         seen = self.seen if layer in self.cached or not self.cached else 0
         window = self.windows.get(layer)
-        past = (
-            seen if window is None else min(seen, window - 1)
-        )  # a window of one keeps all tokens, and its mask has none
+        past = seen if window is None else min(seen, window - 1)  # a window of one keeps tokens, and masks them
         return Dim(f"(cached+{queries.name})", past + queries.size) if past else queries
 
     def length_and(self, run: Run, tokens: Dim) -> Tensor | None:

@@ -116,11 +116,10 @@ class Floors:
     def __init__(self, model: Model, base: Options, gpu: GPU) -> None:
         self._model, self._base, self._gpu = model, base, gpu
         self._parameters = model.trainable_parameters
-        self._frozen = sum(_frozen_bytes(model.program, weight) for weight in model.program.weights())
-        self._frozen_codes = sum(
-            _frozen_bytes(model.program, weight) for weight in model.program.weights() if weight.packing is not None
-        )
-        self._states: dict[tuple[str, int, bool, bool | None], States] = {}
+        frozen = [(_frozen_bytes(model.program, one), one.packing is not None) for one in model.program.weights()]
+        self._frozen = sum(nbytes for nbytes, _ in frozen)
+        self._frozen_codes = sum(nbytes for nbytes, is_packed in frozen if is_packed)
+        self._states: dict[tuple[str, int, bool, tuple[str, ...]], States] = {}
         self._alone: dict[tuple[str, str, bool], Alone] = {}
         self._layers: dict[tuple[int, bool], Least] = {}
 
@@ -164,23 +163,22 @@ class Floors:
 
     def states(self, layout: Layout, *, gradients: bool) -> tuple[int, str]:
         """Return the least bytes of a GPU's model states of what trains, and the name of the largest of them."""
-        key = layout.engine, layout.zero, layout.pp > 1, gradients
+        of = self._for_each(layout, tuple(name for name in _STATES if gradients or name != "gradients"))
+        nbytes = self._on_a_gpu(layout, self._parameters * of.whole, self._parameters * of.sharded)
+        return nbytes, f"model states ({of.largest})"
+
+    def _for_each(self, layout: Layout, components: tuple[str, ...]) -> States:
+        """Return the bytes of some components for each parameter that trains."""
+        key = layout.engine, layout.zero, layout.pp > 1, components
         if key not in self._states:
-            names = tuple(name for name in _STATES if gradients or name != "gradients")
-            self._states[key] = states_of(self._base, *key[:3], components=names)
-        of = self._states[key]
-        return self._on_a_gpu(
-            layout, self._parameters * of.whole, self._parameters * of.sharded
-        ), f"model states ({of.largest})"
+            self._states[key] = states_of(self._base, *key[:3], components=components)
+        return self._states[key]
 
     def _frozen_states(self, layout: Layout) -> int:
         """Return the least bytes of a GPU's frozen weights, which are held and sharded as those that train."""
         if not self._frozen:
             return 0
-        key = layout.engine, layout.zero, layout.pp > 1, None
-        if key not in self._states:
-            self._states[key] = states_of(self._base, *key[:3], components=("parameters",))
-        of = self._states[key]
+        of = self._for_each(layout, ("parameters",))
         each = of.whole + of.sharded
         if not each:
             return 0

@@ -43,11 +43,10 @@ def masked_norm(model: Model) -> list[Row]:
 
 
 def _ends(model: Model) -> Dim:
-    """Return two ends for every stretch of whole weights among those that the optimizer has."""
-    program = model.program
-    trained = [weight for weight in program.weights() if program.wants_gradient(weight)]
-    masked = [program.gets_gradient(weight) and _is_whole(weight) for weight in trained]
-    return Dim("ends", 2 * sum(whole for whole, _ in groupby(masked)))
+    """Return two ends for every stretch of whole weights among those that the optimizer has: each has a gradient, of zeros where
+    backward makes none (_get_gradients_for_reduction)."""
+    trained = filter(model.program.wants_gradient, model.program.weights())
+    return Dim("ends", 2 * sum(whole for whole, _ in groupby(trained, key=_is_whole)))
 
 
 def _is_whole(weight: Weight) -> bool:

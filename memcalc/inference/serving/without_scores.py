@@ -1,9 +1,9 @@
 """A step as a serving engine's attention runs it: without a tensor that has a number for each pair of tokens.
 
 vLLM and SGLang compute attention over their pages in kernels of the FlashAttention kind, whatever transformers has for the
-family; these take windows, slopes and soft caps as arguments, and write neither scores nor masks (vllm 0.33
-v1/attention/backends;
-sglang 0.5.23 srt/layers/attention).
+family; these take windows, slopes and soft caps as arguments, and write neither scores nor masks.
+
+Sources: vllm 0.33 v1/attention/backends; sglang 0.5.23 srt/layers/attention.
 """
 
 from __future__ import annotations
